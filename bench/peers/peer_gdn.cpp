@@ -17,7 +17,8 @@ namespace {
 
 class SharedLibrary {
 public:
-    explicit SharedLibrary(const std::string& path) : handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)), path_(path) {
+    explicit SharedLibrary(const std::string& path)
+        : handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)), path_(path) {
         if (handle_ == nullptr) {
             throw std::runtime_error("cannot load the peer library: " + std::string(dlerror()));
         }
@@ -39,7 +40,7 @@ private:
     std::string path_;
 };
 
-/// Cache-line aligned floats: a peer should not lose time to an unlucky malloc.
+// Cache-line aligned floats: a peer should not lose time to an unlucky malloc.
 class Floats {
 public:
     explicit Floats(int64_t count = 0) {
@@ -114,14 +115,22 @@ struct GgmlApi {
     void (*backend_buffer_free)(void*);
 };
 
-/// ggml reads key head `hv % heads_k` for value head hv (tiled) and keeps the state as [V][K]. The same problem in its
-/// order: value heads permuted so that the two groupings agree, states transposed.
+// ggml reads key head `hv % heads_k` for value head hv (tiled) and keeps the state as [V][K]. The same problem in its
+// order: value heads permuted so that the two groupings agree, states transposed.
 class GgmlRun final : public PeerRun {
 public:
     GgmlRun(std::shared_ptr<const GgmlApi> api, const PeerCase& problem)
-        : api_(std::move(api)), p_(problem), head_floats_(p_.dim * p_.dim), state_floats_(p_.heads_v * head_floats_),
-          out_floats_(p_.T * p_.heads_v * p_.dim), q_(p_.T * p_.heads_k * p_.dim), k_(p_.T * p_.heads_k * p_.dim),
-          v_(out_floats_), g_(p_.T * p_.heads_v), beta_(p_.T * p_.heads_v), states_(p_.states * state_floats_),
+        : api_(std::move(api)),
+          p_(problem),
+          head_floats_(p_.dim * p_.dim),
+          state_floats_(p_.heads_v * head_floats_),
+          out_floats_(p_.T * p_.heads_v * p_.dim),
+          q_(p_.T * p_.heads_k * p_.dim),
+          k_(p_.T * p_.heads_k * p_.dim),
+          v_(out_floats_),
+          g_(p_.T * p_.heads_v),
+          beta_(p_.T * p_.heads_v),
+          states_(p_.states * state_floats_),
           result_(out_floats_ + state_floats_) {
         fill();
         build();
@@ -160,7 +169,7 @@ public:
     }
 
 private:
-    /// Place in ggml's order of our value head h, which belongs to key head h / group.
+    // Place in ggml's order of our value head h, which belongs to key head h / group.
     int64_t tiled_head(int64_t h) const {
         const int64_t group = p_.heads_v / p_.heads_k;
         return (h % group) * p_.heads_k + h / group;
@@ -213,7 +222,8 @@ private:
         backend_ = api_->backend_cpu_init();
         api_->backend_cpu_set_n_threads(backend_, p_.threads);
         const auto slots = static_cast<std::size_t>(p_.states);
-        const std::size_t bytes = (2 * slots + 16) * (api_->tensor_overhead() + 64) + slots * (api_->graph_overhead() + 64);
+        const std::size_t bytes =
+            (2 * slots + 16) * (api_->tensor_overhead() + 64) + slots * (api_->graph_overhead() + 64);
         context_ = api_->init(GgmlInitParams{bytes, nullptr, true});
         if (backend_ == nullptr || context_ == nullptr) {
             throw std::runtime_error("ggml could not be initialised");
@@ -262,9 +272,9 @@ private:
 
 // ----------------------------------------------------------------------------------------------- ik_llama
 
-/// Strides of v are in floats. q and k are [seq][head][token][dim], g and beta [seq][token][head], the output
-/// [seq][token][head][dim], states [seq][head][K][V]. beta is a logit: the sigmoid is inside. `repeat_type` 0 means
-/// interleaved grouping. Each of `nth` callers, numbered `ith`, takes a contiguous range of heads.
+// Strides of v are in floats. q and k are [seq][head][token][dim], g and beta [seq][token][head], the output
+// [seq][token][head][dim], states [seq][head][K][V]. beta is a logit: the sigmoid is inside. `repeat_type` 0 means
+// interleaved grouping. Each of `nth` callers, numbered `ith`, takes a contiguous range of heads.
 using IkFusedDeltaNet = bool(int head_dim, int n_heads, int gqa_ratio, int repeat_type, int n_tokens, int n_seqs,
                              std::size_t v_token, std::size_t v_head, std::size_t v_seq, const float* q, const float* k,
                              const float* v, const float* g, const float* beta, const float* state_in, float* out,
@@ -273,9 +283,17 @@ using IkFusedDeltaNet = bool(int head_dim, int n_heads, int gqa_ratio, int repea
 class IkRun final : public PeerRun {
 public:
     IkRun(IkFusedDeltaNet* function, const PeerCase& problem, StateUpdate update)
-        : function_(function), p_(problem), update_(update), state_floats_(p_.heads_v * p_.dim * p_.dim),
-          q_(p_.T * p_.heads_k * p_.dim), k_(p_.T * p_.heads_k * p_.dim), v_(p_.T * p_.heads_v * p_.dim),
-          g_(p_.T * p_.heads_v), beta_(p_.T * p_.heads_v), states_(p_.states * state_floats_), out_(p_.T * p_.heads_v * p_.dim),
+        : function_(function),
+          p_(problem),
+          update_(update),
+          state_floats_(p_.heads_v * p_.dim * p_.dim),
+          q_(p_.T * p_.heads_k * p_.dim),
+          k_(p_.T * p_.heads_k * p_.dim),
+          v_(p_.T * p_.heads_v * p_.dim),
+          g_(p_.T * p_.heads_v),
+          beta_(p_.T * p_.heads_v),
+          states_(p_.states * state_floats_),
+          out_(p_.T * p_.heads_v * p_.dim),
           new_state_(update == StateUpdate::to_output ? state_floats_ : 0) {
         for (int64_t t = 0; t < p_.T; ++t) {
             for (int64_t h = 0; h < p_.heads_k; ++h) {
@@ -311,16 +329,18 @@ public:
         restore();
         run(0);
         std::copy_n(out_.data(), p_.T * p_.heads_v * p_.dim, p_.o);
-        std::copy_n(update_ == StateUpdate::in_place ? states_.data() : new_state_.data(), state_floats_, p_.final_state);
+        std::copy_n(update_ == StateUpdate::in_place ? states_.data() : new_state_.data(), state_floats_,
+                    p_.final_state);
         restore();
     }
 
 private:
     bool call(const float* state, float* new_state, int ith, int nth) const {
-        return function_(static_cast<int>(p_.dim), static_cast<int>(p_.heads_v), static_cast<int>(p_.heads_v / p_.heads_k), 0,
-                         static_cast<int>(p_.T), 1, static_cast<std::size_t>(p_.heads_v * p_.dim),
-                         static_cast<std::size_t>(p_.dim), static_cast<std::size_t>(p_.T * p_.heads_v * p_.dim), q_.data(),
-                         k_.data(), v_.data(), g_.data(), beta_.data(), state, out_.data(), new_state, nullptr, 0, ith, nth);
+        return function_(static_cast<int>(p_.dim), static_cast<int>(p_.heads_v),
+                         static_cast<int>(p_.heads_v / p_.heads_k), 0, static_cast<int>(p_.T), 1,
+                         static_cast<std::size_t>(p_.heads_v * p_.dim), static_cast<std::size_t>(p_.dim),
+                         static_cast<std::size_t>(p_.T * p_.heads_v * p_.dim), q_.data(), k_.data(), v_.data(),
+                         g_.data(), beta_.data(), state, out_.data(), new_state, nullptr, 0, ith, nth);
     }
 
     void restore() { std::copy_n(p_.state, p_.states * state_floats_, states_.data()); }
@@ -334,7 +354,9 @@ private:
 
 class IkLlama final : public Peer {
 public:
-    explicit IkLlama(const std::string& library) : library_(library) { library_.find("iqk_fused_delta_net", function_); }
+    explicit IkLlama(const std::string& library) : library_(library) {
+        library_.find("iqk_fused_delta_net", function_);
+    }
     std::string name() const override { return "ik_llama"; }
     bool supports(StateUpdate) const override { return true; }
     std::unique_ptr<PeerRun> prepare(const PeerCase& problem, StateUpdate update) override {

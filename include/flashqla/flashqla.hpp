@@ -32,7 +32,7 @@
 #if defined(FQLA_STATIC)
 #define FQLA_API
 #elif defined(__GNUC__)
-#define FQLA_API __attribute__((visibility("default")))
+#define FQLA_API [[gnu::visibility("default")]]
 #else
 #define FQLA_API
 #endif

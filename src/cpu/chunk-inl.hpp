@@ -1,0 +1,211 @@
+// A chunk's keys and queries as product operands, shared by the value heads of a group; scratch carving; the bookkeeping
+// of checkpoints. Compiled per target.
+
+// NOTE: the guard toggles, see simd-inl.hpp.
+#if defined(FQLA_CPU_CHUNK_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FQLA_CPU_CHUNK_INL_HPP_
+#undef FQLA_CPU_CHUNK_INL_HPP_
+#else
+#define FQLA_CPU_CHUNK_INL_HPP_
+#endif
+
+#include <algorithm>
+#include <limits>
+
+#include "base/workspace.hpp"
+#include "cpu/gates-inl.hpp"
+#include "cpu/simd-inl.hpp"
+
+FQLA_BEGIN_TARGET
+namespace flashqla::cpu {
+namespace HWY_NAMESPACE {
+
+// Carves aligned arrays out of scratch memory; with a null base it only counts.
+struct Taker {
+    std::byte* base;
+    std::size_t used = 0;
+
+    template <class T>
+    void take(T*& pointer, std::size_t count) {
+        pointer = base ? reinterpret_cast<T*>(base + used) : nullptr;
+        used += (count * sizeof(T) + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    }
+    std::size_t bytes() const { return used; }
+};
+
+HWY_INLINE std::size_t padded_rows(std::size_t dim_k) {
+    constexpr std::size_t kPad = 8;  // a multiple of every tile's rows and of 4 (transposes)
+    return (dim_k + kPad - 1) / kPad * kPad;
+}
+
+HWY_INLINE void scale_row(float* row, std::size_t n, float factor) {
+    const FloatTag d;
+    const auto f = hn::Set(d, factor);
+    for (std::size_t i = 0; i < n; i += lanes()) hn::StoreU(hn::Mul(f, hn::LoadU(d, row + i)), d, row + i);
+}
+
+#if FQLA_HAVE_BF16_DOT
+// (a, b) rounded to bf16 and interleaved: the low half of word j is a[j], the high half b[j].
+HWY_INLINE hn::Vec<WordTag> bf16_pair(FloatVec a, FloatVec b) {
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(b.raw, a.raw);  // 16 of a, then 16 of b
+    alignas(64) static constexpr std::uint16_t kInterleave[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,
+                                                                  21, 6, 22, 7, 23, 8,  24, 9,  25, 10, 26,
+                                                                  11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return hn::Vec<WordTag>{_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), both)};
+}
+#else
+HWY_INLINE hn::Vec<WordTag> bf16_pair(FloatVec a, FloatVec) { return hn::BitCast(WordTag(), a); }  // never called
+#endif
+
+// State tile [pk, strip] as operand of the products that reduce over K.
+template <class Dot>
+HWY_INLINE void make_operand(const float* state, std::size_t pk, std::size_t strip, typename Dot::Element* operand) {
+    if constexpr (Dot::kDepth == 2) {
+        const FloatTag d;
+        for (std::size_t k = 0; k < pk; k += 2)
+            for (std::size_t j = 0; j < strip; j += lanes())
+                hn::StoreU(bf16_pair(hn::Load(d, state + k * strip + j), hn::Load(d, state + (k + 1) * strip + j)),
+                           WordTag(), operand + k / 2 * strip + j);
+    }
+}
+
+// The keys and queries of one chunk of one key head.
+template <class Dot>
+struct ChunkKeys {
+    using Element = typename Dot::Element;
+    Element* rows;    // [C/depth, padded_k] keys as operand of the state update (reduction over tokens)
+    Element* turned;  // [padded_k/depth, 2C] keys | queries, reduction over K
+    Element* turn;    // [C, padded_k/depth] staging of one of the two
+    float* gram;      // [C, 2C] k_j . k_i | k_j . q_i
+    float* norm_k;    // [C] 1 / |k_i|, or 1; 0 on padded rows
+    float* norm_q;    // [C] scale / |q_i|, or scale; 0 on padded rows
+    float* row;       // [padded_k]
+    std::size_t c, pk;
+
+    template <class Booker>
+    void book(Booker& b, std::size_t chunk, std::size_t padded_k) {
+        c = chunk, pk = padded_k;
+        b.take(rows, c / Dot::kDepth * pk);
+        b.take(turned, pk / Dot::kDepth * 2 * c);
+        b.take(turn, c * pk / Dot::kDepth);
+        b.take(gram, c * 2 * c);
+        b.take(norm_k, c), b.take(norm_q, c);
+        b.take(row, pk);
+    }
+
+    HWY_INLINE void load(const Inputs& in, const Span& span, std::int64_t first, std::size_t n, std::size_t padded,
+                         std::int32_t key_head) {
+        load_one(in, in.q, span, first, n, padded, key_head, in.problem.scale, norm_q, turned + c);
+        load_one(in, in.k, span, first, n, padded, key_head, 1.0f, norm_k, turned);
+        const auto* staged = turn;  // now the keys
+        if constexpr (Dot::kDepth == 1) {
+            std::memcpy(rows, staged, padded * pk * sizeof(float));
+        } else {
+            const auto* half = reinterpret_cast<const std::uint16_t*>(staged);
+            const hn::Rebind<std::uint16_t, WordTag> d16;
+            const WordTag du;
+            for (std::size_t t = 0; t < padded; t += 2) {
+                std::size_t k = 0;
+                for (; k + lanes() <= pk; k += lanes()) {
+                    const auto a = hn::PromoteTo(du, hn::LoadU(d16, half + t * pk + k));
+                    const auto b = hn::PromoteTo(du, hn::LoadU(d16, half + (t + 1) * pk + k));
+                    hn::StoreU(hn::Or(a, hn::ShiftLeft<16>(b)), du, rows + t / 2 * pk + k);
+                }
+                for (; k < pk; ++k)
+                    rows[t / 2 * pk + k] = half[t * pk + k] | std::uint32_t(half[(t + 1) * pk + k]) << 16;
+            }
+        }
+        // Row tile by row tile, only the columns on and above the diagonal; the halves are two products.
+        for (std::size_t j = 0; j < padded; j += kTileRows) {
+            const std::size_t i = j / lanes() * lanes(), columns = (padded - i + lanes() - 1) / lanes() * lanes();
+            for (const std::size_t half : {std::size_t{0}, c})
+                product<Dot, Into::set>(kTileRows, columns, pk / Dot::kDepth, turned + j, 2 * c, turned + half + i,
+                                        2 * c, gram + j * 2 * c + half + i, 2 * c);
+        }
+    }
+
+private:
+    HWY_INLINE void load_one(const Inputs& in, const TokenRef& x, const Span& span, std::int64_t first, std::size_t n,
+                             std::size_t padded, std::int32_t head, float factor, float* norm, Element* to) {
+        const auto dim = static_cast<std::size_t>(in.problem.dim_k);
+        for (std::size_t t = 0; t < padded; ++t) {
+            Element* staged = turn + t * (pk / Dot::kDepth);
+            if (t >= n) {
+                std::memset(staged, 0, pk / Dot::kDepth * sizeof(Element));
+                norm[t] = 0.0f;
+                continue;
+            }
+            const std::int64_t at = x.offset(span.batch, span.begin + first + static_cast<std::int64_t>(t), head);
+            float* floats = row;
+            if constexpr (Dot::kDepth == 1) {
+                floats = staged;
+            } else {
+                auto* half = reinterpret_cast<std::uint16_t*>(staged);
+                std::memcpy(half, static_cast<const std::uint16_t*>(x.data) + at, dim * 2);
+                std::memset(half + dim, 0, (pk - dim) * 2);
+            }
+            if (Dot::kDepth == 1 || in.problem.qk_l2norm) {
+                load_row(x.data, x.dtype, at, dim, floats);
+                for (std::size_t k = dim; k < pk; ++k) floats[k] = 0.0f;
+            }
+            norm[t] = factor * inverse_norm(in, floats, dim);
+        }
+        transpose(turn, pk / Dot::kDepth, padded, pk / Dot::kDepth, to, 2 * c);
+    }
+};
+
+// Where the checkpoints of one sequence lie. Positions count tokens of the sequence.
+class CheckpointCursor {
+public:
+    CheckpointCursor(const ForwardCall& call, std::int64_t sequence, std::int64_t first_token, std::int64_t row,
+                     bool enabled)
+        : call_(call), kind_(enabled && call.checkpoints ? call.problem.checkpoints : Checkpoints::none),
+          sequence_(sequence), first_(first_token), row_(row) {}
+
+    // Calls f(row) for every checkpoint after `t` tokens of the segment. NOTE: a segment's end is the next one's start;
+    // the later segment writes it.
+    template <class F>
+    void visit(std::int64_t t, F&& f) const {
+        const std::int64_t at = first_ + t;
+        switch (kind_) {
+            case Checkpoints::none: return;
+            case Checkpoints::chunk_starts:
+                if (at % kChunk == 0 && at < length()) f(row_ + at / kChunk);
+                return;
+            case Checkpoints::every_n:
+                if (at > 0 && at % call_.problem.checkpoint_every == 0) f(row_ + at / call_.problem.checkpoint_every - 1);
+                return;
+            case Checkpoints::listed:
+                for (std::int64_t m = 0; m < call_.checkpoint_list.count; ++m)
+                    if (call_.checkpoint_list.at(m, 0) == sequence_ && call_.checkpoint_list.at(m, 1) == at) f(m);
+                return;
+        }
+    }
+
+    // The first position after t where a chunk must end, counted from the segment's start.
+    std::int64_t next_cut(std::int64_t t) const {
+        const std::int64_t at = first_ + t;
+        const auto next_multiple = [&](std::int64_t n) { return (at / n + 1) * n - first_; };
+        std::int64_t cut = std::numeric_limits<std::int64_t>::max();
+        if (kind_ == Checkpoints::chunk_starts) cut = next_multiple(kChunk);
+        if (kind_ == Checkpoints::every_n) cut = next_multiple(call_.problem.checkpoint_every);
+        if (kind_ == Checkpoints::listed)
+            for (std::int64_t m = 0; m < call_.checkpoint_list.count; ++m)
+                if (call_.checkpoint_list.at(m, 0) == sequence_ && call_.checkpoint_list.at(m, 1) > at)
+                    cut = std::min(cut, call_.checkpoint_list.at(m, 1) - first_);
+        return cut;
+    }
+
+private:
+    std::int64_t length() const { return span_of(call_, sequence_).length; }
+
+    const ForwardCall& call_;
+    Checkpoints kind_;
+    std::int64_t sequence_, first_, row_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace flashqla::cpu
+FQLA_END_TARGET
+
+#endif  // toggled guard

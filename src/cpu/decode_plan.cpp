@@ -1,0 +1,59 @@
+// Plans and runs decode and verification: one task a (row, value head), states in place.
+#include <string>
+
+#include "cpu/kernels.hpp"
+#include "cpu/parallel.hpp"
+#include "cpu/plans.hpp"
+#include "cpu/rows.hpp"
+
+namespace flashqla::cpu {
+namespace {
+
+class DecodePlan final : public PassPlan {
+public:
+    explicit DecodePlan(const PlanRequest& request) : kernels_(kernels()), threads_(threads_of(request.options)) {
+        Shape shape;
+        shape.dim_k = request.problem.dim_k;
+        shape.dim_v = request.problem.dim_v;
+        scratch_bytes_ = kernels_.recurrent_scratch(shape);
+        scratch_ = workspace_.book<std::byte>("scratch of " + std::to_string(threads_) + " threads",
+                                              scratch_bytes_ * std::size_t(threads_));
+    }
+
+    std::string explain() const override {
+        return std::string("token recurrence on ") + kernels_.name + "; " + std::to_string(threads_) +
+               " threads over (row, value head); one token with one state type is updated in place";
+    }
+
+    Status run(const DecodeCall& call, std::byte* workspace, Stream) const noexcept override {
+        zero_unused_rows(call, threads_);
+        const std::int64_t heads = call.problem.heads_v;
+        parallel_for(call.count * heads, threads_, [&](std::int64_t i, std::int32_t thread) {
+            RecurrentTask task;
+            task.row = i / heads;
+            task.slots = slots_of(call, task.row);
+            if (task.slots.padding) return;
+            task.inputs = &call;
+            task.span = span_of(call, task.row);
+            task.value_head = std::int32_t(i % heads);
+            task.state_in = task.state_out = call.state;
+            task.o = call.o;
+            task.decode = &call;
+            if (task.span.length == 0 && task.slots.read == task.slots.write) return;
+            kernels_.recurrent(task, scratch_.in(workspace) + std::size_t(thread) * scratch_bytes_);
+        });
+        return {};
+    }
+
+private:
+    const Kernels& kernels_;
+    std::int32_t threads_;
+    std::size_t scratch_bytes_ = 0;
+    Booking<std::byte> scratch_;
+};
+
+}  // namespace
+
+std::unique_ptr<PassPlan> plan_decode(const PlanRequest& request) { return std::make_unique<DecodePlan>(request); }
+
+}  // namespace flashqla::cpu

@@ -1,0 +1,21 @@
+// The one loop over tasks.
+#pragma once
+
+#include <cstdint>
+
+#include <omp.h>
+
+namespace flashqla::cpu {
+
+// Calls f(index, thread) for index in [0, count) on at most `threads` threads; thread < threads.
+template <class F>
+void parallel_for(std::int64_t count, std::int32_t threads, F&& f) noexcept {
+    if (threads <= 1 || count <= 1) {
+        for (std::int64_t i = 0; i < count; ++i) f(i, 0);
+        return;
+    }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (std::int64_t i = 0; i < count; ++i) f(i, omp_get_thread_num());
+}
+
+}  // namespace flashqla::cpu

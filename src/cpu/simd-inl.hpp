@@ -1,0 +1,257 @@
+// SIMD vocabulary of the CPU backend: conversions between dtypes, transposes and the one matrix product that everything
+// is made of. Compiled once per SIMD target.
+//
+// Every product has the form  C[m,n] = scale C[m,n] + sum_r A[r,m] B[r,n].  The reduction index r is the slow index of
+// both operands, so A is read by broadcast and B by vector, both in memory order. Matrices are kept in whichever
+// transposition makes that true.
+
+// NOTE: Highway includes this file once per target; the guard toggles so that each target sees it exactly once.
+#if defined(FQLA_CPU_SIMD_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FQLA_CPU_SIMD_INL_HPP_
+#undef FQLA_CPU_SIMD_INL_HPP_
+#else
+#define FQLA_CPU_SIMD_INL_HPP_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "base/float16.hpp"
+#include "flashqla/flashqla.hpp"
+#include "hwy/highway.h"
+
+// Highway's AVX3_DL target serves as AVX-512-BF16 here: one instruction set extension more, and dispatch.cpp offers it
+// only on processors that have it.
+#undef FQLA_BEGIN_TARGET
+#undef FQLA_END_TARGET
+#undef FQLA_HAVE_BF16_DOT
+#if HWY_TARGET == HWY_AVX3_DL
+#define FQLA_HAVE_BF16_DOT 1
+#define FQLA_BEGIN_TARGET    \
+    HWY_BEFORE_NAMESPACE();  \
+    HWY_PUSH_ATTRIBUTES("avx512bf16")
+#define FQLA_END_TARGET HWY_POP_ATTRIBUTES HWY_AFTER_NAMESPACE();
+#else
+#define FQLA_HAVE_BF16_DOT 0
+#define FQLA_BEGIN_TARGET HWY_BEFORE_NAMESPACE();
+#define FQLA_END_TARGET HWY_AFTER_NAMESPACE();
+#endif
+
+// Rows of a register tile: 8 where there are 32 vector registers, 4 where there are 16.
+#undef FQLA_TILE_ROWS
+#undef FQLA_EACH_ROW
+#undef FQLA_EACH_PAIR_BELOW
+#if HWY_ARCH_ARM || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+#define FQLA_TILE_ROWS 8
+#define FQLA_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#define FQLA_EACH_PAIR_BELOW(X)                                                                             \
+    X(0, 1) X(0, 2) X(0, 3) X(0, 4) X(0, 5) X(0, 6) X(0, 7) X(1, 2) X(1, 3) X(1, 4) X(1, 5) X(1, 6) X(1, 7) \
+    X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(2, 7) X(3, 4) X(3, 5) X(3, 6) X(3, 7) X(4, 5) X(4, 6) X(4, 7)         \
+    X(5, 6) X(5, 7) X(6, 7)
+#else
+#define FQLA_TILE_ROWS 4
+#define FQLA_EACH_ROW(X) X(0) X(1) X(2) X(3)
+#define FQLA_EACH_PAIR_BELOW(X) X(0, 1) X(0, 2) X(0, 3) X(1, 2) X(1, 3) X(2, 3)
+#endif
+
+FQLA_BEGIN_TARGET
+namespace flashqla::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::CappedTag<float, 16>;
+using FloatVec = hn::Vec<FloatTag>;
+using WordTag = hn::RebindToUnsigned<FloatTag>;
+
+inline constexpr std::size_t kTileRows = FQLA_TILE_ROWS;
+
+HWY_INLINE std::size_t lanes() { return hn::Lanes(FloatTag()); }
+HWY_INLINE std::size_t strip_columns() { return 2 * lanes(); }  // columns of a register tile
+
+// ---------------------------------------------------------------------------------------------- conversions
+
+// Round to nearest even; the result sits in the low half of each word. NaN stays NaN.
+HWY_INLINE hn::Vec<WordTag> bf16_bits(FloatVec x) {
+    const WordTag du;
+    const FloatTag d;
+    const auto bits = hn::BitCast(du, x);
+    const auto lsb = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+    const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(lsb, hn::Set(du, 0x7fff))));
+    const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40));
+    return hn::IfThenElse(hn::RebindMask(du, hn::Ne(x, x)), quiet, rounded);
+    (void)d;
+}
+
+// n elements of any float dtype to floats.
+HWY_INLINE void load_row(const void* source, DType dtype, std::int64_t offset, std::size_t n, float* HWY_RESTRICT to) {
+    const FloatTag d;
+    const std::size_t step = lanes();
+    std::size_t i = 0;
+    if (dtype == DType::f32) {
+        std::memcpy(to, static_cast<const float*>(source) + offset, n * sizeof(float));
+        return;
+    }
+    if (dtype == DType::bf16) {
+        const hn::Rebind<std::uint16_t, FloatTag> d16;
+        const auto* from = static_cast<const std::uint16_t*>(source) + offset;
+        for (; i + step <= n; i += step) {
+            const auto words = hn::PromoteTo(WordTag(), hn::LoadU(d16, from + i));
+            hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(words)), d, to + i);
+        }
+    } else {
+        const hn::Rebind<hwy::float16_t, FloatTag> d16;
+        const auto* from = reinterpret_cast<const hwy::float16_t*>(static_cast<const std::uint16_t*>(source) + offset);
+        for (; i + step <= n; i += step) hn::StoreU(hn::PromoteTo(d, hn::LoadU(d16, from + i)), d, to + i);
+    }
+    for (; i < n; ++i) to[i] = load_float(source, dtype, offset + static_cast<std::int64_t>(i));
+}
+
+// n floats to any float dtype.
+HWY_INLINE void store_row(const float* HWY_RESTRICT from, std::size_t n, void* target, DType dtype,
+                          std::int64_t offset) {
+    const FloatTag d;
+    const std::size_t step = lanes();
+    std::size_t i = 0;
+    if (dtype == DType::f32) {
+        std::memcpy(static_cast<float*>(target) + offset, from, n * sizeof(float));
+        return;
+    }
+    if (dtype == DType::bf16) {
+        const hn::Rebind<std::uint16_t, FloatTag> d16;
+        const hn::RebindToSigned<FloatTag> di;
+        auto* to = static_cast<std::uint16_t*>(target) + offset;
+        for (; i + step <= n; i += step) {
+            const auto bits = bf16_bits(hn::LoadU(d, from + i));
+            hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, bits)), d16, to + i);
+        }
+    }
+    for (; i < n; ++i) store_float(target, dtype, offset + static_cast<std::int64_t>(i), from[i]);
+}
+
+HWY_INLINE void fill(float* to, std::size_t n, float value) {
+    for (std::size_t i = 0; i < n; ++i) to[i] = value;
+}
+
+// to[c * to_stride + r] = from[r * from_stride + c] for 32-bit elements; rows and columns are multiples of 4.
+template <class T>
+HWY_INLINE void transpose(const T* from, std::size_t from_stride, std::size_t rows, std::size_t columns, T* to,
+                          std::size_t to_stride) {
+    static_assert(sizeof(T) == 4);
+#if HWY_TARGET == HWY_SCALAR
+    for (std::size_t r = 0; r < rows; ++r)
+        for (std::size_t c = 0; c < columns; ++c) to[c * to_stride + r] = from[r * from_stride + c];
+#else
+    const hn::FixedTag<T, 4> d;
+    const hn::Repartition<std::uint64_t, decltype(d)> d64;
+    for (std::size_t r = 0; r < rows; r += 4) {
+        for (std::size_t c = 0; c < columns; c += 4) {
+            const T* f = from + r * from_stride + c;
+            const auto r0 = hn::LoadU(d, f), r1 = hn::LoadU(d, f + from_stride);
+            const auto r2 = hn::LoadU(d, f + 2 * from_stride), r3 = hn::LoadU(d, f + 3 * from_stride);
+            const auto a = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));  // r0[0] r1[0] r0[1] r1[1]
+            const auto b = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
+            const auto e = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
+            const auto g = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
+            T* t = to + c * to_stride + r;
+            hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, a, b)), d, t);
+            hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, a, b)), d, t + to_stride);
+            hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, e, g)), d, t + 2 * to_stride);
+            hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, e, g)), d, t + 3 * to_stride);
+        }
+    }
+#endif
+}
+
+// --------------------------------------------------------------------------------------------- the product
+
+// One step of a reduction: float operands, one index at a time.
+struct FloatDot {
+    using Element = float;
+    static constexpr std::size_t kDepth = 1;  // reduction indices an element holds
+    static HWY_INLINE FloatVec load(const float* p) { return hn::LoadU(FloatTag(), p); }
+    static HWY_INLINE FloatVec broadcast(const float* p) { return hn::Set(FloatTag(), *p); }
+    static HWY_INLINE FloatVec mul_add(FloatVec a, FloatVec b, FloatVec c) { return hn::MulAdd(a, b, c); }
+};
+
+#if FQLA_HAVE_BF16_DOT
+// Pairs of bf16, two reduction indices at a time, products and sums in fp32.
+struct PairDot {
+    using Element = std::uint32_t;
+    static constexpr std::size_t kDepth = 2;
+    static HWY_INLINE __m512i load(const std::uint32_t* p) { return _mm512_loadu_si512(p); }
+    static HWY_INLINE __m512i broadcast(const std::uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
+    static HWY_INLINE FloatVec mul_add(__m512i a, __m512i b, FloatVec c) {
+        return FloatVec{_mm512_dpbf16_ps(c.raw, (__m512bh)a, (__m512bh)b)};
+    }
+};
+#endif
+
+enum class Into { set, add, scale_rows, scale_all };  // what becomes of the old C: dropped, kept, times scale[m] / [0]
+
+// One register tile of kTileRows rows and kVectors (1 or 2) vectors.
+template <class Dot, int kVectors, Into kInto>
+HWY_INLINE void product_tile(std::size_t depth, const typename Dot::Element* HWY_RESTRICT a, std::size_t lda,
+                             const typename Dot::Element* HWY_RESTRICT b, std::size_t ldb, float* HWY_RESTRICT c,
+                             std::size_t ldc, const float* HWY_RESTRICT scale) {
+    static_assert(kVectors == 1 || kVectors == 2);
+    const FloatTag d;
+    const std::size_t second = kVectors == 2 ? lanes() : 0;
+#define FQLA_ROW(i)                                                  \
+    FloatVec x##i = hn::Zero(d);                                     \
+    FloatVec y##i = hn::Zero(d);                                     \
+    if constexpr (kInto != Into::set) {                              \
+        x##i = hn::LoadU(d, c + i * ldc);                            \
+        y##i = hn::LoadU(d, c + i * ldc + second);                   \
+        if constexpr (kInto != Into::add) {                          \
+            const auto s = hn::Set(d, scale[kInto == Into::scale_all ? 0 : i]); \
+            x##i = hn::Mul(x##i, s);                                 \
+            y##i = hn::Mul(y##i, s);                                 \
+        }                                                            \
+    }
+    FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+    for (std::size_t r = 0; r < depth; ++r) {
+        const auto b0 = Dot::load(b);
+        const auto b1 = Dot::load(b + second);
+#define FQLA_ROW(i)                                                       \
+    {                                                                     \
+        const auto s = Dot::broadcast(a + i);                             \
+        x##i = Dot::mul_add(s, b0, x##i);                                 \
+        if constexpr (kVectors == 2) y##i = Dot::mul_add(s, b1, y##i);    \
+    }
+        FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        a += lda;
+        b += ldb;
+    }
+#define FQLA_ROW(i)                   \
+    hn::StoreU(x##i, d, c + i * ldc); \
+    if constexpr (kVectors == 2) hn::StoreU(y##i, d, c + i * ldc + second);
+    FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+}
+
+// C[m,n] = scale C + sum over depth of A[.,m] B[.,n]. m is a multiple of kTileRows, n of lanes().
+template <class Dot, Into kInto>
+HWY_INLINE void product(std::size_t m, std::size_t n, std::size_t depth, const typename Dot::Element* a,
+                        std::size_t lda, const typename Dot::Element* b, std::size_t ldb, float* c, std::size_t ldc,
+                        const float* scale = nullptr) {
+    const std::size_t one = lanes(), two = strip_columns();
+    std::size_t j = 0;
+    for (; j + two <= n; j += two)
+        for (std::size_t i = 0; i < m; i += kTileRows)
+            product_tile<Dot, 2, kInto>(depth, a + i, lda, b + j, ldb, c + i * ldc + j, ldc,
+                                        kInto == Into::scale_rows ? scale + i : scale);
+    for (; j < n; j += one)
+        for (std::size_t i = 0; i < m; i += kTileRows)
+            product_tile<Dot, 1, kInto>(depth, a + i, lda, b + j, ldb, c + i * ldc + j, ldc,
+                                        kInto == Into::scale_rows ? scale + i : scale);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace flashqla::cpu
+FQLA_END_TARGET
+
+#endif  // toggled guard
