@@ -15,6 +15,7 @@
 #include "base/workspace.hpp"
 #include "cpu/gates-inl.hpp"
 #include "cpu/simd-inl.hpp"
+#include "cpu/tile-inl.hpp"
 
 FQLA_BEGIN_TARGET
 namespace flashqla::cpu {
@@ -33,8 +34,10 @@ struct Taker {
     std::size_t bytes() const { return used; }
 };
 
+// K rounded up so that products of either operand type run in whole blocks.
+template <class Dot>
 HWY_INLINE std::size_t padded_rows(std::size_t dim_k) {
-    constexpr std::size_t kPad = 8;  // a multiple of every tile's rows and of 4 (transposes)
+    constexpr std::size_t kPad = kTileRows * Dot::kDepth;
     return (dim_k + kPad - 1) / kPad * kPad;
 }
 
@@ -57,100 +60,126 @@ HWY_INLINE hn::Vec<WordTag> bf16_pair(FloatVec a, FloatVec b) {
 HWY_INLINE hn::Vec<WordTag> bf16_pair(FloatVec a, FloatVec) { return hn::BitCast(WordTag(), a); }  // never called
 #endif
 
-// State tile [pk, strip] as operand of the products that reduce over K.
+// State tile [pk, lanes] as operand of the products that reduce over K.
 template <class Dot>
-HWY_INLINE void make_operand(const float* state, std::size_t pk, std::size_t strip, typename Dot::Element* operand) {
+HWY_INLINE void make_operand(const float* state, std::size_t pk, typename Dot::Element* operand) {
     if constexpr (Dot::kDepth == 2) {
         const FloatTag d;
         for (std::size_t k = 0; k < pk; k += 2)
-            for (std::size_t j = 0; j < strip; j += lanes())
-                hn::StoreU(bf16_pair(hn::Load(d, state + k * strip + j), hn::Load(d, state + (k + 1) * strip + j)),
-                           WordTag(), operand + k / 2 * strip + j);
+            hn::StoreU(bf16_pair(hn::Load(d, state + k * lanes()), hn::Load(d, state + (k + 1) * lanes())), WordTag(),
+                       operand + k / 2 * lanes());
     }
 }
 
-// The keys and queries of one chunk of one key head.
-template <class Dot>
+// The keys and queries of one chunk of C tokens of one key head. "Blocked" is the layout of tile-inl.hpp.
+template <class Dot, std::size_t C>
 struct ChunkKeys {
     using Element = typename Dot::Element;
-    Element* rows;    // [C/depth, padded_k] keys as operand of the state update (reduction over tokens)
-    Element* turned;  // [padded_k/depth, 2C] keys | queries, reduction over K
-    Element* turn;    // [C, padded_k/depth] staging of one of the two
-    float* gram;      // [C, 2C] k_j . k_i | k_j . q_i
-    float* norm_k;    // [C] 1 / |k_i|, or 1; 0 on padded rows
-    float* norm_q;    // [C] scale / |q_i|, or scale; 0 on padded rows
-    float* row;       // [padded_k]
-    std::size_t c, pk;
+    Element* keys;      // [C, padded_k/depth] blocked: reductions over K
+    Element* queries;   // [C, padded_k/depth] blocked
+    Element* by_token;  // [C/depth, padded_k] blocked: reductions over tokens; the same memory as keys for floats
+    Element* turned;    // [padded_k/depth, C]
+    Element* row;       // [padded_k/depth] one token
+    float* floats;      // [padded_k]
+    float* gram_k;      // [C,C] k_j . k_i
+    float* gram_q;      // [C,C] k_j . q_i
+    float* norm_k;      // [C] 1 / |k_i|, or 1; 0 on padded rows
+    float* norm_q;      // [C] scale / |q_i|, or scale; 0 on padded rows
+    std::size_t pk, depth_k;
 
     template <class Booker>
-    void book(Booker& b, std::size_t chunk, std::size_t padded_k) {
-        c = chunk, pk = padded_k;
-        b.take(rows, c / Dot::kDepth * pk);
-        b.take(turned, pk / Dot::kDepth * 2 * c);
-        b.take(turn, c * pk / Dot::kDepth);
-        b.take(gram, c * 2 * c);
-        b.take(norm_k, c), b.take(norm_q, c);
-        b.take(row, pk);
+    void book(Booker& b, std::size_t padded_k) {
+        pk = padded_k, depth_k = pk / Dot::kDepth;
+        b.take(keys, C * depth_k), b.take(queries, C * depth_k);
+        if constexpr (Dot::kDepth == 1)
+            by_token = keys;
+        else
+            b.take(by_token, C * depth_k);
+        b.take(turned, C * depth_k);
+        b.take(row, depth_k), b.take(floats, pk);
+        b.take(gram_k, C * C), b.take(gram_q, C * C);
+        b.take(norm_k, C), b.take(norm_q, C);
     }
 
+    // n tokens from `first` on; rows up to `padded` are zero.
     HWY_INLINE void load(const Inputs& in, const Span& span, std::int64_t first, std::size_t n, std::size_t padded,
                          std::int32_t key_head) {
-        load_one(in, in.q, span, first, n, padded, key_head, in.problem.scale, norm_q, turned + c);
-        load_one(in, in.k, span, first, n, padded, key_head, 1.0f, norm_k, turned);
-        const auto* staged = turn;  // now the keys
-        if constexpr (Dot::kDepth == 1) {
-            std::memcpy(rows, staged, padded * pk * sizeof(float));
-        } else {
-            const auto* half = reinterpret_cast<const std::uint16_t*>(staged);
-            const hn::Rebind<std::uint16_t, WordTag> d16;
-            const WordTag du;
-            for (std::size_t t = 0; t < padded; t += 2) {
-                std::size_t k = 0;
-                for (; k + lanes() <= pk; k += lanes()) {
-                    const auto a = hn::PromoteTo(du, hn::LoadU(d16, half + t * pk + k));
-                    const auto b = hn::PromoteTo(du, hn::LoadU(d16, half + (t + 1) * pk + k));
-                    hn::StoreU(hn::Or(a, hn::ShiftLeft<16>(b)), du, rows + t / 2 * pk + k);
-                }
-                for (; k < pk; ++k)
-                    rows[t / 2 * pk + k] = half[t * pk + k] | std::uint32_t(half[(t + 1) * pk + k]) << 16;
-            }
-        }
-        // Row tile by row tile, only the columns on and above the diagonal; the halves are two products.
-        for (std::size_t j = 0; j < padded; j += kTileRows) {
-            const std::size_t i = j / lanes() * lanes(), columns = (padded - i + lanes() - 1) / lanes() * lanes();
-            for (const std::size_t half : {std::size_t{0}, c})
-                product<Dot, Into::set>(kTileRows, columns, pk / Dot::kDepth, turned + j, 2 * c, turned + half + i,
-                                        2 * c, gram + j * 2 * c + half + i, 2 * c);
-        }
+        load_one(in, in.k, span, first, n, padded, key_head, 1.0f, norm_k, keys);
+        if constexpr (Dot::kDepth == 2) pair_tokens(padded);
+        products(padded, gram_k);
+        load_one(in, in.q, span, first, n, padded, key_head, in.problem.scale, norm_q, queries);
+        products(padded, gram_q);
+    }
+
+    // Rows that a later load() will read.
+    HWY_INLINE void prefetch(const Inputs& in, const Span& span, std::int64_t first, std::int32_t head) const {
+        for (std::int64_t t = first; t < std::min(span.length, first + static_cast<std::int64_t>(C)); ++t)
+            for (const TokenRef* x : {&in.k, &in.q})
+                prefetch_row<false>(x->data, x->dtype, x->offset(span.batch, span.begin + t, head),
+                                    static_cast<std::size_t>(in.problem.dim_k));
     }
 
 private:
+
     HWY_INLINE void load_one(const Inputs& in, const TokenRef& x, const Span& span, std::int64_t first, std::size_t n,
                              std::size_t padded, std::int32_t head, float factor, float* norm, Element* to) {
         const auto dim = static_cast<std::size_t>(in.problem.dim_k);
         for (std::size_t t = 0; t < padded; ++t) {
-            Element* staged = turn + t * (pk / Dot::kDepth);
             if (t >= n) {
-                std::memset(staged, 0, pk / Dot::kDepth * sizeof(Element));
+                for (std::size_t k = 0; k < depth_k; k += kTileRows)
+                    std::memset(to + k * C + t * kTileRows, 0, kTileRows * sizeof(Element));
                 norm[t] = 0.0f;
                 continue;
             }
             const std::int64_t at = x.offset(span.batch, span.begin + first + static_cast<std::int64_t>(t), head);
-            float* floats = row;
+            float* loaded = floats;
             if constexpr (Dot::kDepth == 1) {
-                floats = staged;
+                loaded = row;
             } else {
-                auto* half = reinterpret_cast<std::uint16_t*>(staged);
+                auto* half = reinterpret_cast<std::uint16_t*>(row);
                 std::memcpy(half, static_cast<const std::uint16_t*>(x.data) + at, dim * 2);
                 std::memset(half + dim, 0, (pk - dim) * 2);
             }
             if (Dot::kDepth == 1 || in.problem.qk_l2norm) {
-                load_row(x.data, x.dtype, at, dim, floats);
-                for (std::size_t k = dim; k < pk; ++k) floats[k] = 0.0f;
+                load_row(x.data, x.dtype, at, dim, loaded);
+                for (std::size_t k = dim; k < pk; ++k) loaded[k] = 0.0f;
             }
-            norm[t] = factor * inverse_norm(in, floats, dim);
+            norm[t] = factor * inverse_norm(in, loaded, dim);
+            for (std::size_t k = 0; k < depth_k; k += kTileRows)
+                std::memcpy(to + k * C + t * kTileRows, row + k, kTileRows * sizeof(Element));
         }
-        transpose(turn, pk / Dot::kDepth, padded, pk / Dot::kDepth, to, 2 * c);
+        for (std::size_t k = 0; k < depth_k; k += kTileRows)
+            transpose(to + k * C, kTileRows, padded, kTileRows, turned + k * C, C);
+    }
+
+    // Keys once more with pairs of tokens in a word instead of pairs of channels.
+    HWY_INLINE void pair_tokens(std::size_t padded) {
+        for (std::size_t k = 0; k < pk; k += kTileRows)
+            for (std::size_t t = 0; t < padded; t += 2) {
+                const std::size_t at = k / (2 * kTileRows) * (C * kTileRows) + k % (2 * kTileRows) / 2;
+                const auto* a = reinterpret_cast<const std::uint16_t*>(keys + at + t * kTileRows);
+                const auto* b = reinterpret_cast<const std::uint16_t*>(keys + at + (t + 1) * kTileRows);
+                Element* to = by_token + k / kTileRows * (C / 2 * kTileRows) + t / 2 * kTileRows;
+                const hn::Rebind<std::uint16_t, WordTag> d16;
+                const WordTag du;
+                for (std::size_t i = 0; i < kTileRows; i += lanes())
+                    hn::StoreU(hn::Or(hn::PromoteTo(du, hn::LoadU(d16, a + i)),
+                                      hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, b + i)))),
+                               du, to + i);
+            }
+    }
+
+    // gram[j,i] = sum_k keys[j,k] turned[k,i] for i from j's vector on.
+    HWY_INLINE void products(std::size_t padded, float* gram) const {
+        const FloatTag d;
+        for (std::size_t j = 0; j < padded; j += kTileRows)
+            for (std::size_t i = j / lanes() * lanes(); i < padded; i += lanes()) {
+                FQLA_TILE_ZERO()
+                FQLA_TILE_OVER_K(depth_k / kTileRows, keys + j * kTileRows, C, turned + i, C)
+#define FQLA_ROW(r) hn::StoreU(x##r, d, gram + (j + r) * C + i);
+                FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+            }
     }
 };
 

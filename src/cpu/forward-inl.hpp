@@ -26,6 +26,7 @@
 #include "cpu/kernels.hpp"
 #include "cpu/simd-inl.hpp"
 #include "cpu/states-inl.hpp"
+#include "cpu/tile-inl.hpp"
 
 FQLA_BEGIN_TARGET
 namespace flashqla::cpu {
@@ -33,101 +34,67 @@ namespace HWY_NAMESPACE {
 
 inline constexpr float kSmallestLag = 0x1p-20f;
 
+// Tokens of a chunk. Long chunks share more, short ones waste less on the triangles; bf16 pairs also convert the state once
+// a chunk. Measured on Zen 4 (docs/kernels/cpu.md).
+template <class Dot>
+inline constexpr std::size_t kChunkTokens = Dot::kDepth == 1 ? 16 : 32;
+
 // Scratch of a forward task.
 template <class Dot>
 struct ForwardScratch {
     using Element = typename Dot::Element;
+    static constexpr std::size_t C = kChunkTokens<Dot>;
 
-    ChunkKeys<Dot> keys;
+    ChunkKeys<Dot, C> keys;
     ChunkGates gates;
     float* lower;      // [C,C] -L transposed: lower[j*C + i]
     float* upper;      // [C,C] P transposed
     float* from_u;     // [C] factor of U in the right-hand side
     float* from_o;     // [C] factor of Q S in the output
     float* to_state;   // [C] factor of X in the state update
-    float* read;       // [2C, strip] K S and Q S
-    float* values;     // [C, strip]
-    float* x;          // [C, strip]
-    Element* x_state;  // [C/depth, strip] X as operand of the state update
-    float* turn;       // [strip, padded_k]
-    float* lag;        // [group]
-    float* state;      // [group, strips, padded_k, strip]
-    Element* operand;  // the same as operand of K S and Q S; aliases `state` for float operands
+    float* x;          // [C, lanes]
+    Element* x_state;  // [C/depth, lanes] X as operand of the state update
+    float* turn;       // [lanes, padded_k]
+    float* lag;        // [heads] value heads of the task
+    float* state;      // [heads, strips, padded_k, lanes]
+    Element* operand;  // the same as operand of K S and Q S; the same memory as `state` for floats
 
     template <class Booker>
     void book(Booker& b, const Shape& s) {
-        const std::size_t c = static_cast<std::size_t>(s.chunk), strip = strip_columns();
-        const std::size_t pk = padded_rows(static_cast<std::size_t>(s.dim_k));
-        const std::size_t tiles = static_cast<std::size_t>(s.group) * static_cast<std::size_t>(s.slice_strips);
-        keys.book(b, c, pk);
-        b.take(gates.high, c), b.take(gates.low, c), b.take(gates.decay, c), b.take(gates.rest, c);
-        b.take(gates.beta, c);
-        b.take(lower, c * c), b.take(upper, c * c);
-        b.take(from_u, c), b.take(from_o, c), b.take(to_state, c);
-        b.take(read, 2 * c * strip), b.take(values, c * strip), b.take(x, c * strip);
-        b.take(x_state, c / Dot::kDepth * strip);
-        b.take(turn, strip * pk);
-        b.take(lag, static_cast<std::size_t>(s.group));
-        b.take(state, tiles * pk * strip);
+        const std::size_t pk = padded_rows<Dot>(static_cast<std::size_t>(s.dim_k));
+        const std::size_t heads = static_cast<std::size_t>(s.group) * static_cast<std::size_t>(s.key_heads);
+        const std::size_t tiles = heads * static_cast<std::size_t>(s.slice_strips);
+        keys.book(b, pk);
+        b.take(gates.high, C), b.take(gates.low, C), b.take(gates.decay, C), b.take(gates.rest, C);
+        b.take(gates.beta, C);
+        b.take(lower, C * C), b.take(upper, C * C);
+        b.take(from_u, C), b.take(from_o, C), b.take(to_state, C);
+        b.take(x, C * lanes()), b.take(x_state, C / Dot::kDepth * lanes());
+        b.take(turn, lanes() * pk);
+        b.take(lag, heads);
+        b.take(state, tiles * pk * lanes());
         if constexpr (Dot::kDepth == 1)
             operand = state;
         else
-            b.take(operand, tiles * pk / Dot::kDepth * strip);
+            b.take(operand, tiles * pk / Dot::kDepth * lanes());
     }
 };
-
-// One tile of rows of the substitution: X[i0..] = u_factor U + beta V + sum_{j < i0} (-L) X, then the triangle in
-// registers. All rows of `read`, `values`, `x` have strip_columns() floats.
-HWY_INLINE void solve_tile(std::size_t i0, std::size_t c, const float* HWY_RESTRICT lower,
-                           const float* HWY_RESTRICT u_factor, const float* HWY_RESTRICT beta,
-                           const float* HWY_RESTRICT u, const float* HWY_RESTRICT v, float* HWY_RESTRICT x) {
-    const FloatTag d;
-    const std::size_t n = lanes(), ld = 2 * n;
-    const float* a = lower + i0;
-    u += i0 * ld, v += i0 * ld, u_factor += i0, beta += i0;
-#define FQLA_ROW(i)                                                                                  \
-    auto x##i = hn::Mul(hn::Set(d, beta[i]), hn::Load(d, v + i * ld));                               \
-    auto y##i = hn::Mul(hn::Set(d, beta[i]), hn::Load(d, v + i * ld + n));                           \
-    x##i = hn::MulAdd(hn::Set(d, u_factor[i]), hn::Load(d, u + i * ld), x##i);                       \
-    y##i = hn::MulAdd(hn::Set(d, u_factor[i]), hn::Load(d, u + i * ld + n), y##i);
-    FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-    const float* b = x;
-    for (std::size_t j = 0; j < i0; ++j) {
-        const auto b0 = hn::Load(d, b), b1 = hn::Load(d, b + n);
-#define FQLA_ROW(i)                                 \
-    x##i = hn::MulAdd(hn::Set(d, a[i]), b0, x##i);  \
-    y##i = hn::MulAdd(hn::Set(d, a[i]), b1, y##i);
-        FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-        a += c, b += ld;
-    }
-#define FQLA_PAIR(j, i)                                         \
-    {                                                           \
-        const auto s = hn::Set(d, a[j * c + i]);                \
-        x##i = hn::MulAdd(s, x##j, x##i);                       \
-        y##i = hn::MulAdd(s, y##j, y##i);                       \
-    }
-    FQLA_EACH_PAIR_BELOW(FQLA_PAIR)
-#undef FQLA_PAIR
-    x += i0 * ld;
-#define FQLA_ROW(i)                   \
-    hn::Store(x##i, d, x + i * ld);   \
-    hn::Store(y##i, d, x + i * ld + n);
-    FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-}
 
 // One value head's view of a chunk.
 template <class Dot>
 struct HeadChunk {
+    static constexpr std::size_t C = kChunkTokens<Dot>;
+    using Element = typename Dot::Element;
+
     const ForwardTask& task;
     ForwardScratch<Dot>& s;
-    std::size_t c, n, rows, pk;  // chunk capacity, tokens in it, tokens padded to tile rows, padded K
+    std::int64_t first;  // the chunk's first token in the segment
+    std::size_t n, rows;  // tokens, and tokens padded to whole tiles
+    std::int32_t head;
+    float rescale;  // factor of the stored state in this chunk; 1 = left alone
 
-    // Small matrices and row factors for the lag at entry; returns the lag at exit. `rescale` receives the factor of the
-    // stored state, 1 when it is left alone.
-    HWY_INLINE float prepare(std::int64_t first, std::int32_t head, float lag, float& rescale) {
+    // Small matrices and row factors for the lag at entry; returns the lag at exit.
+    HWY_INLINE float prepare(float lag) {
         const FloatTag d;
         s.gates.fill(*task.call, task.span, first, n, rows, head);
         const float entering = lag * s.gates.total;
@@ -142,182 +109,283 @@ struct HeadChunk {
         }
         for (std::size_t j = 0; j < rows; ++j) {
             const auto nk = hn::Set(d, norm_k[j]);
-            const float* gram = s.keys.gram + j * 2 * c;  // [j, (k_i | q_i)]
+            // A tile reads P up to its last row, so the part of the tile above the diagonal is written too.
+            for (std::size_t i = j / kTileRows * kTileRows; i < j / lanes() * lanes(); ++i) s.upper[j * C + i] = 0.0f;
             for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
                 const auto gamma = hn::Mul(s.gates.between(i, j), nk);
                 const auto row_k = hn::Mul(hn::Load(d, s.gates.beta + i), hn::Load(d, norm_k + i));
-                const auto kk = hn::Mul(hn::Mul(gamma, row_k), hn::LoadU(d, gram + i));
-                const auto kq = hn::Mul(hn::Mul(gamma, hn::Load(d, norm_q + i)), hn::LoadU(d, gram + c + i));
-                hn::StoreU(hn::Neg(kk), d, s.lower + j * c + i);
-                hn::StoreU(kq, d, s.upper + j * c + i);
+                const auto kk = hn::Mul(hn::Mul(gamma, row_k), hn::Load(d, s.keys.gram_k + j * C + i));
+                const auto kq = hn::Mul(hn::Mul(gamma, hn::Load(d, norm_q + i)), hn::Load(d, s.keys.gram_q + j * C + i));
+                hn::Store(hn::Neg(kk), d, s.lower + j * C + i);
+                hn::Store(kq, d, s.upper + j * C + i);
             }
         }
-        // A tile of rows reads P up to its last row, including the part above the diagonal.
-        for (std::size_t j = 0; j < rows; ++j)
-            for (std::size_t i = j / kTileRows * kTileRows; i < j / lanes() * lanes(); ++i) s.upper[j * c + i] = 0.0f;
         return fold ? 1.0f : entering;
     }
 
     // One strip of `columns` value columns from v0 on.
-    HWY_INLINE void run_strip(std::int64_t first, std::int32_t head, std::size_t v0, std::size_t columns, float* state,
-                              typename Dot::Element* operand, float rescale) {
-        const std::size_t strip = strip_columns();
-        const ForwardCall& call = *task.call;
-        product<Dot, Into::set>(rows, strip, pk / Dot::kDepth, s.keys.turned, 2 * c, operand, strip, s.read, strip);
+    HWY_INLINE void run_strip(std::size_t v0, std::size_t columns, float* state, Element* operand) {
+        const TokenRef& o = task.call->o;
         if (task.write_output)
-            product<Dot, Into::set>(rows, strip, pk / Dot::kDepth, s.keys.turned + c, 2 * c, operand, strip,
-                                    s.read + c * strip, strip);
-        load_values(first, head, v0, columns);
-        for (std::size_t i0 = 0; i0 < rows; i0 += kTileRows)
-            solve_tile(i0, c, s.lower, s.from_u, s.gates.beta, s.read, s.values, s.x);
-        scale_deltas();
-        if (task.write_output) {
-            float* out = s.read + c * strip;
-            for (std::size_t i0 = 0; i0 < rows; i0 += kTileRows)
-                product_tile<FloatDot, 2, Into::scale_rows>(i0 + kTileRows, s.upper + i0, c, s.x, strip,
-                                                            out + i0 * strip, strip, s.from_o + i0);
-            for (std::size_t i = 0; i < n; ++i)
-                store_row(out + i * strip, columns, call.o.data, call.o.dtype,
-                          call.o.offset(task.span.batch, task.span.begin + first + std::int64_t(i), head) +
-                              std::int64_t(v0));
-        }
-        const std::size_t depth = rows / Dot::kDepth;
-        if (rescale == 1.0f)
-            product<Dot, Into::add>(pk, strip, depth, s.keys.rows, pk, s.x_state, strip, state, strip);
-        else
-            product<Dot, Into::scale_all>(pk, strip, depth, s.keys.rows, pk, s.x_state, strip, state, strip, &rescale);
-        make_operand<Dot>(state, pk, strip, operand);
+            for (std::size_t i = 0; i < n; ++i) prefetch_row<true>(o.data, o.dtype, at(o, i, v0), columns);
+        for (std::size_t i0 = 0; i0 < rows; i0 += kTileRows) solve(i0, v0, columns, operand);
+        if (task.write_output)
+            for (std::size_t i0 = 0; i0 < rows; i0 += kTileRows) output(i0, v0, columns, operand);
+        for (std::size_t k0 = 0; k0 < s.keys.pk; k0 += kTileRows) update(k0, state, operand);
+    }
+
+    // Values a later strip of this head, or of another chunk, will load.
+    HWY_INLINE void prefetch_values(std::int64_t from, std::int32_t of_head, std::size_t v0, std::size_t columns) const {
+        const TokenRef& v = task.call->v;
+        for (std::int64_t t = from; t < std::min(task.span.length, from + static_cast<std::int64_t>(C)); ++t)
+            prefetch_row<false>(v.data, v.dtype,
+                                v.offset(task.span.batch, task.span.begin + t, of_head) + std::int64_t(v0), columns);
     }
 
 private:
-    HWY_INLINE void load_values(std::int64_t first, std::int32_t head, std::size_t v0, std::size_t columns) {
-        const std::size_t strip = strip_columns();
-        const TokenRef& v = task.call->v;
-        if (task.transition) return fill(s.values, rows * strip, 0.0f);
-        for (std::size_t i = 0; i < rows; ++i) {
-            float* row = s.values + i * strip;
-            std::size_t used = 0;
-            if (i < n) {
-                load_row(v.data, v.dtype,
-                         v.offset(task.span.batch, task.span.begin + first + std::int64_t(i), head) + std::int64_t(v0),
-                         columns, row);
-                used = columns;
-            }
-            for (std::size_t j = used; j < strip; ++j) row[j] = 0.0f;
+    std::int64_t at(const TokenRef& x, std::size_t i, std::size_t v0) const {
+        return x.offset(task.span.batch, task.span.begin + first + std::int64_t(i), head) + std::int64_t(v0);
+    }
+
+    HWY_INLINE FloatVec value(std::size_t i, std::size_t v0, std::size_t columns) const {
+        const FloatTag d;
+        if (i >= n || task.transition) return hn::Zero(d);
+        return load_vector(task.call->v.data, task.call->v.dtype, at(task.call->v, i, v0), columns);
+    }
+
+    // X[i0..] = beta V + from_u (K S) + sum_{j < i0} (-L) X, then the tile's own triangle in registers.
+    HWY_NOINLINE void solve(std::size_t i0, std::size_t v0, std::size_t columns, const Element* operand) {
+        const FloatTag d;
+        FQLA_TILE_ZERO()
+        FQLA_TILE_OVER_K(s.keys.depth_k / kTileRows, s.keys.keys + i0 * kTileRows, C, operand, lanes())
+#define FQLA_ROW(i)                                                                                                  \
+    x##i = hn::MulAdd(hn::Set(d, s.from_u[i0 + i]), x##i,                                                            \
+                      hn::Mul(hn::Set(d, s.gates.beta[i0 + i]), value(i0 + i, v0, columns)));
+        FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        const float* HWY_RESTRICT lower = s.lower + i0;
+        for (std::size_t j = 0; j < i0; ++j, lower += C) {
+            const auto b = hn::Load(d, s.x + j * lanes());
+#define FQLA_ROW(i) x##i = hn::MulAdd(hn::Set(d, lower[i]), b, x##i);
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        }
+#define FQLA_PAIR(j, i) x##i = hn::MulAdd(hn::Set(d, lower[j * C + i]), x##j, x##i);
+        FQLA_EACH_PAIR(FQLA_PAIR)
+#undef FQLA_PAIR
+        const float* HWY_RESTRICT factor = s.to_state + i0;
+#define FQLA_ROW(i)                                 \
+    hn::Store(x##i, d, s.x + (i0 + i) * lanes());   \
+    x##i = hn::Mul(hn::Set(d, factor[i]), x##i);
+        FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        Element* to = s.x_state + i0 / Dot::kDepth * lanes();
+        if constexpr (Dot::kDepth == 1) {
+#define FQLA_ROW(i) hn::Store(x##i, d, to + i * lanes());
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        } else {
+#define FQLA_ROW(i, j) hn::Store(bf16_pair(x##i, x##j), WordTag(), to + i / 2 * lanes());
+            FQLA_EACH_COUPLE(FQLA_ROW)
+#undef FQLA_ROW
         }
     }
 
-    HWY_INLINE void scale_deltas() {
+    // O[i0..] = from_o (Q S) + P X
+    HWY_NOINLINE void output(std::size_t i0, std::size_t v0, std::size_t columns, const Element* operand) {
         const FloatTag d;
-        const std::size_t strip = strip_columns(), l = lanes();
-        if constexpr (Dot::kDepth == 1) {
-            for (std::size_t i = 0; i < rows; ++i) {
-                const auto f = hn::Set(d, s.to_state[i]);
-                hn::Store(hn::Mul(f, hn::Load(d, s.x + i * strip)), d, s.x_state + i * strip);
-                hn::Store(hn::Mul(f, hn::Load(d, s.x + i * strip + l)), d, s.x_state + i * strip + l);
+        FQLA_TILE_ZERO()
+        FQLA_TILE_OVER_K(s.keys.depth_k / kTileRows, s.keys.queries + i0 * kTileRows, C, operand, lanes())
+#define FQLA_ROW(i) x##i = hn::Mul(hn::Set(d, s.from_o[i0 + i]), x##i);
+        FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        const float* HWY_RESTRICT upper = s.upper + i0;
+        for (std::size_t j = 0; j < i0; ++j, upper += C) {
+            const auto b = hn::Load(d, s.x + j * lanes());
+#define FQLA_ROW(i) x##i = hn::MulAdd(hn::Set(d, upper[i]), b, x##i);
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        }
+        const float* HWY_RESTRICT own = s.x + i0 * lanes();
+#define FQLA_PAIR(j, i) x##i = hn::MulAdd(hn::Set(d, upper[j * C + i]), hn::Load(d, own + j * lanes()), x##i);
+#define FQLA_ROW(i) FQLA_PAIR(i, i)
+        FQLA_EACH_ROW(FQLA_ROW)
+        FQLA_EACH_PAIR(FQLA_PAIR)
+#undef FQLA_ROW
+#undef FQLA_PAIR
+        const TokenRef& o = task.call->o;
+#define FQLA_ROW(i) \
+    if (i0 + i < n) store_vector(x##i, columns, o.data, o.dtype, at(o, i0 + i, v0));
+        FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+    }
+
+    // S[k0..] = rescale S + K^T X
+    HWY_NOINLINE void update(std::size_t k0, float* state, Element* operand) {
+        const FloatTag d;
+        float* HWY_RESTRICT to = state + k0 * lanes();
+#define FQLA_ROW(i) auto x##i = hn::Load(d, to + i * lanes());
+        FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        if (rescale != 1.0f) {
+            const auto factor = hn::Set(d, rescale);
+#define FQLA_ROW(i) x##i = hn::Mul(factor, x##i);
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        }
+        const Element* block = s.keys.by_token + k0 / kTileRows * (C / Dot::kDepth * kTileRows);
+        FQLA_TILE_OVER_TOKENS(rows / Dot::kDepth, block, s.x_state, lanes())
+#define FQLA_ROW(i) hn::Store(x##i, d, to + i * lanes());
+        FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        if constexpr (Dot::kDepth == 2) {
+            Element* HWY_RESTRICT pairs = operand + k0 / 2 * lanes();
+#define FQLA_ROW(i, j) hn::Store(bf16_pair(x##i, x##j), WordTag(), pairs + i / 2 * lanes());
+            FQLA_EACH_COUPLE(FQLA_ROW)
+#undef FQLA_ROW
+        }
+    }
+};
+
+// A task from its first to its last token. Chunks are the outer loop and heads the inner one: neighbouring heads of a
+// token share a page, and one pass over the tokens per head would miss the TLB at every row.
+template <class Dot>
+struct ForwardRun {
+    static constexpr std::size_t C = kChunkTokens<Dot>;
+    using Element = typename Dot::Element;
+
+    // A strip of value columns of one head, with its place in the state.
+    struct Strip {
+        std::int32_t head;
+        std::size_t lag;  // index of the head's lag
+        std::size_t v0, columns;
+        float* state;
+        Element* operand;
+    };
+
+    const ForwardTask& task;
+    const ForwardCall& call;
+    ForwardScratch<Dot> s;
+    std::size_t dim_k, pk, width, group, strips;
+    HeadChunk<Dot> chunk;
+
+    ForwardRun(const ForwardTask& t, std::byte* scratch)
+        : task(t),
+          call(*t.call),
+          dim_k(static_cast<std::size_t>(t.shape.dim_k)),
+          pk(padded_rows<Dot>(dim_k)),
+          width(static_cast<std::size_t>(t.transition ? t.shape.dim_k : t.shape.dim_v)),
+          group(static_cast<std::size_t>(t.shape.group)),
+          strips(static_cast<std::size_t>(t.strip_end - t.strip_begin)),
+          chunk{t, s, 0, 0, 0, 0, 1.0f} {
+        Taker taker{scratch};
+        s.book(taker, t.shape);
+    }
+
+    HWY_INLINE Strip strip(std::int32_t key_head, std::size_t r, std::size_t p) const {
+        const std::size_t lag = static_cast<std::size_t>(key_head - task.key_begin) * group + r;
+        const std::size_t at = lag * static_cast<std::size_t>(task.shape.slice_strips) + p;
+        const std::size_t v0 = (static_cast<std::size_t>(task.strip_begin) + p) * lanes();
+        return {call.value_head(key_head, static_cast<std::int32_t>(r)), lag, v0, std::min(lanes(), width - v0),
+                s.state + at * pk * lanes(), s.operand + at * (pk / Dot::kDepth) * lanes()};
+    }
+
+    template <class F>
+    HWY_INLINE void each_strip(F&& f) {
+        for (std::int32_t h = task.key_begin; h < task.key_end; ++h)
+            for (std::size_t r = 0; r < group; ++r)
+                for (std::size_t p = 0; p < strips; ++p) f(strip(h, r, p));
+    }
+
+    HWY_INLINE Tile tile(const Strip& at) const { return {at.state, lanes(), dim_k, pk}; }
+
+    HWY_INLINE StateRef carry_ref(const float* data) const {
+        return {const_cast<float*>(data), DType::f32, 1, 0, std::int64_t(dim_k * width), std::int64_t(width), 1, 0};
+    }
+
+    HWY_INLINE void start() {
+        each_strip([&](const Strip& at) {
+            s.lag[at.lag] = 1.0f;
+            if (task.from == StateEnd::call && task.slots.read >= 0) {
+                load_tile(call.initial_state, task.slots.read, at.head, at.v0, at.columns, tile(at), s.turn);
+            } else if (task.from == StateEnd::carry) {
+                load_tile(carry_ref(task.carry_in), 0, at.head, at.v0, at.columns, tile(at), s.turn);
+            } else {
+                fill(at.state, pk * lanes(), 0.0f);
+                if (task.from == StateEnd::identity)
+                    for (std::size_t j = 0; j < at.columns; ++j) at.state[(at.v0 + j) * lanes() + j] = 1.0f;
             }
-        } else {
-            const WordTag du;
-            for (std::size_t i = 0; i < rows; i += 2) {
-                const auto f0 = hn::Set(d, s.to_state[i]), f1 = hn::Set(d, s.to_state[i + 1]);
-                for (std::size_t j = 0; j < strip; j += l) {
-                    const auto a = hn::Mul(f0, hn::Load(d, s.x + i * strip + j));
-                    const auto b = hn::Mul(f1, hn::Load(d, s.x + (i + 1) * strip + j));
-                    hn::StoreU(bf16_pair(a, b), du, s.x_state + i / 2 * strip + j);
+            make_operand<Dot>(at.state, pk, at.operand);
+        });
+    }
+
+    // The stored states times their lags, to a row of `to`.
+    HWY_INLINE void write_states(const StateRef& to, std::int64_t row) {
+        each_strip([&](const Strip& at) {
+            if (s.lag[at.lag] != 1.0f) {
+                scale_row(at.state, pk * lanes(), s.lag[at.lag]);
+                make_operand<Dot>(at.state, pk, at.operand);
+            }
+            store_tile(tile(at), at.v0, at.columns, to, row, at.head, s.turn);
+        });
+        for (std::size_t i = 0; i < static_cast<std::size_t>(task.key_end - task.key_begin) * group; ++i)
+            s.lag[i] = 1.0f;
+    }
+
+    HWY_INLINE void run_chunk(std::int64_t t, std::int64_t stop) {
+        chunk.first = t;
+        chunk.n = static_cast<std::size_t>(std::min<std::int64_t>(static_cast<std::int64_t>(C), stop - t));
+        chunk.rows = (chunk.n + kTileRows - 1) / kTileRows * kTileRows;
+        for (std::int32_t h = task.key_begin; h < task.key_end; ++h) {
+            s.keys.load(call, task.span, t, chunk.n, chunk.rows, h);
+            for (std::size_t r = 0; r < group; ++r) {
+                const Strip first = strip(h, r, 0);
+                chunk.head = first.head;
+                s.lag[first.lag] = chunk.prepare(s.lag[first.lag]);
+                for (std::size_t p = 0; p < strips; ++p) {
+                    const Strip at = strip(h, r, p);
+                    prefetch_after(h, r, p);
+                    chunk.run_strip(at.v0, at.columns, at.state, at.operand);
                 }
             }
         }
+    }
+
+    // What the strip after (h, r, p) reads of the caller's tensors.
+    HWY_INLINE void prefetch_after(std::int32_t h, std::size_t r, std::size_t p) const {
+        std::int64_t t = chunk.first;
+        if (++p == strips) {
+            p = 0;
+            if (++r == group) {
+                r = 0;
+                if (++h == task.key_end) h = task.key_begin, t += static_cast<std::int64_t>(chunk.n);
+                s.keys.prefetch(call, task.span, t, h);
+            }
+        }
+        if (task.transition) return;
+        const Strip next = strip(h, r, p);
+        chunk.prefetch_values(t, next.head, next.v0, next.columns);
+    }
+
+    HWY_INLINE void run() {
+        start();
+        const CheckpointCursor cursor(call, task.sequence, task.first_token, task.checkpoint_row, task.write_output);
+        const auto checkpoint = [&](std::int64_t row) { write_states(call.checkpoints, row); };
+        for (std::int64_t t = 0; t < task.span.length; t += static_cast<std::int64_t>(chunk.n)) {
+            cursor.visit(t, checkpoint);
+            run_chunk(t, std::min(task.span.length, cursor.next_cut(t)));
+        }
+        if (task.last) cursor.visit(task.span.length, checkpoint);
+        if (task.to == StateEnd::carry)
+            write_states(carry_ref(task.carry_out), 0);
+        else if (task.to == StateEnd::call && task.slots.write >= 0)
+            write_states(call.final_state, task.slots.write);
     }
 };
 
 template <class Dot>
 HWY_NOINLINE void forward_chunks(const ForwardTask& task, std::byte* scratch) {
-    const ForwardCall& call = *task.call;
-    const Shape& shape = task.shape;
-    ForwardScratch<Dot> s;
-    Taker taker{scratch};
-    s.book(taker, shape);
-
-    const std::size_t c = static_cast<std::size_t>(shape.chunk), strip = strip_columns();
-    const std::size_t dim_k = static_cast<std::size_t>(shape.dim_k), pk = padded_rows(dim_k);
-    const std::size_t width = static_cast<std::size_t>(task.transition ? shape.dim_k : shape.dim_v);
-    const auto begin = static_cast<std::size_t>(task.strip_begin), end = static_cast<std::size_t>(task.strip_end);
-    const auto group = static_cast<std::size_t>(shape.group);
-    const std::size_t tile = pk * strip, operand_tile = tile / Dot::kDepth;
-
-    // Calls f(value head, its index in the group, first column, columns, state tile, operand tile) for every strip.
-    const auto each_strip = [&](auto&& f) {
-        for (std::size_t r = 0; r < group; ++r) {
-            const std::int32_t head = call.value_head(task.key_head, static_cast<std::int32_t>(r));
-            for (std::size_t p = begin; p < end; ++p) {
-                const std::size_t at = r * static_cast<std::size_t>(shape.slice_strips) + (p - begin);
-                const std::size_t v0 = p * strip;
-                f(head, r, v0, std::min(strip, width - v0), s.state + at * tile, s.operand + at * operand_tile);
-            }
-        }
-    };
-    const auto tile_of = [&](float* data) { return Tile{data, strip, dim_k, pk}; };
-    const auto carry_ref = [&](const float* p) {
-        StateRef ref{const_cast<float*>(p), DType::f32, 1, 0, std::int64_t(dim_k * width), std::int64_t(width), 1, 0};
-        return ref;
-    };
-
-    for (std::size_t r = 0; r < group; ++r) s.lag[r] = 1.0f;
-    each_strip([&](std::int32_t head, std::size_t, std::size_t v0, std::size_t columns, float* state,
-                   typename Dot::Element* operand) {
-        if (task.from == StateEnd::call && task.slots.read >= 0) {
-            load_tile(call.initial_state, task.slots.read, head, v0, columns, tile_of(state), s.turn);
-        } else if (task.from == StateEnd::carry) {
-            load_tile(carry_ref(task.carry_in), 0, head, v0, columns, tile_of(state), s.turn);
-        } else {
-            fill(state, tile, 0.0f);
-            if (task.from == StateEnd::identity)
-                for (std::size_t j = 0; j < columns; ++j) state[(v0 + j) * strip + j] = 1.0f;
-        }
-        make_operand<Dot>(state, pk, strip, operand);
-    });
-
-    // The stored state times its lag, written to a row of `to`.
-    const auto write_states = [&](const StateRef& to, std::int64_t row) {
-        each_strip([&](std::int32_t head, std::size_t r, std::size_t v0, std::size_t columns, float* state,
-                       typename Dot::Element* operand) {
-            if (s.lag[r] != 1.0f) {
-                scale_row(state, tile, s.lag[r]);
-                make_operand<Dot>(state, pk, strip, operand);
-            }
-            store_tile(tile_of(state), v0, columns, to, row, head, s.turn);
-        });
-        for (std::size_t r = 0; r < group; ++r) s.lag[r] = 1.0f;
-    };
-
-    HeadChunk<Dot> chunk{task, s, c, 0, 0, pk};
-    CheckpointCursor cursor(call, task.sequence, task.first_token, task.checkpoint_row, task.write_output);
-    for (std::int64_t t = 0; t < task.span.length;) {
-        cursor.visit(t, [&](std::int64_t row) { write_states(call.checkpoints, row); });
-        const std::int64_t stop = std::min(task.span.length, cursor.next_cut(t));
-        chunk.n = static_cast<std::size_t>(std::min<std::int64_t>(static_cast<std::int64_t>(c), stop - t));
-        chunk.rows = (chunk.n + kTileRows - 1) / kTileRows * kTileRows;
-        s.keys.load(call, task.span, t, chunk.n, chunk.rows, task.key_head);
-        for (std::size_t r = 0; r < group; ++r) {
-            const std::int32_t head = call.value_head(task.key_head, static_cast<std::int32_t>(r));
-            float rescale = 1.0f;
-            s.lag[r] = chunk.prepare(t, head, s.lag[r], rescale);
-            for (std::size_t p = begin; p < end; ++p) {
-                const std::size_t at = r * static_cast<std::size_t>(shape.slice_strips) + (p - begin);
-                const std::size_t v0 = p * strip;
-                chunk.run_strip(t, head, v0, std::min(strip, width - v0), s.state + at * tile,
-                                s.operand + at * operand_tile, rescale);
-            }
-        }
-        t += static_cast<std::int64_t>(chunk.n);
-    }
-    if (task.last) cursor.visit(task.span.length, [&](std::int64_t row) { write_states(call.checkpoints, row); });
-
-    if (task.to == StateEnd::carry) {
-        write_states(carry_ref(task.carry_out), 0);
-    } else if (task.to == StateEnd::call && task.slots.write >= 0) {
-        write_states(call.final_state, task.slots.write);
-    }
+    ForwardRun<Dot>(task, scratch).run();
 }
 
 void forward_task(const ForwardTask& task, std::byte* scratch) {

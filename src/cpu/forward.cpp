@@ -9,6 +9,7 @@
 
 #if HWY_ONCE
 #include "cpu/dispatch.hpp"
+#include "cpu/target_table.hpp"
 
 namespace flashqla::cpu {
 

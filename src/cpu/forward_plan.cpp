@@ -13,10 +13,10 @@
 namespace flashqla::cpu {
 namespace {
 
-// Tokens of a chunk. Long chunks share more, short ones waste less on the triangles. Measured on Zen 4 (docs/kernels/cpu.md).
-constexpr std::int32_t kFloatChunk = 16, kPairChunk = 32;
 // Below this many tokens a sequence goes through the token recurrence.
 constexpr std::int64_t kRecurrentBelow = 5;
+// States a task keeps at hand: half of a second-level cache of 1 MiB.
+constexpr std::int64_t kStateBytes = 512 << 10;
 // A segment of a split sequence is at least this long: computing its transition costs about as much as 1.3 passes.
 constexpr std::int64_t kMinSegment = 512;
 
@@ -30,11 +30,8 @@ public:
         shape_.dim_v = p.dim_v;
         shape_.group = p.heads_v / p.heads_k;
         shape_.bf16_dot = kernels_.bf16_dot && p.io == DType::bf16;
-        shape_.chunk = shape_.bf16_dot ? kPairChunk : kFloatChunk;
         strips_ = strips(p.dim_v);
-        slices_ = choose_slices(p);
-        shape_.slice_strips = (strips_ + slices_ - 1) / slices_;
-        slices_ = (strips_ + shape_.slice_strips - 1) / shape_.slice_strips;
+        choose_blocks(p);
         segments_ = choose_segments(p, request.options);
 
         scratch_bytes_ = std::max(kernels_.forward_scratch(shape_), kernels_.recurrent_scratch(shape_));
@@ -56,10 +53,9 @@ public:
     }
 
     std::string explain() const override {
-        return std::string("chunks of ") + std::to_string(shape_.chunk) + " tokens, " +
-               (shape_.bf16_dot ? "bf16 dot products" : "fp32 products") + " on " + kernels_.name + "; " +
-               std::to_string(threads_) + " threads over (sequence, key head, " + std::to_string(slices_) +
-               " slices of values)" +
+        return std::string("chunked, ") + (shape_.bf16_dot ? "bf16 dot products" : "fp32 products") + " on " + kernels_.name + "; " +
+               std::to_string(threads_) + " threads over (sequence, " + std::to_string(blocks_) + " blocks of key heads, " +
+               std::to_string(slices_) + " slices of values)" +
                (segments_ > 1 ? ", sequences cut into " + std::to_string(segments_) + " segments with exact carry"
                               : ", sequences not cut by time");
     }
@@ -69,19 +65,19 @@ public:
         if (rows) count_checkpoint_rows(call, rows);
         zero_unused_rows(call, threads_);
         if (segments_ > 1) carry_states(call, workspace);
-        const std::int64_t heads = call.problem.heads_k;
+        const std::int64_t heads = blocks_;
         parallel_for(call.count * segments_ * heads * slices_, threads_, [&](std::int64_t i, std::int32_t thread) {
             std::byte* scratch = scratch_.in(workspace) + std::size_t(thread) * scratch_bytes_;
-            const std::int64_t slice = i % slices_, head = i / slices_ % heads, part = i / slices_ / heads;
+            const std::int64_t slice = i % slices_, block = i / slices_ % heads, part = i / slices_ / heads;
             const std::int64_t n = part / segments_, segment = part % segments_;
             const Slots slots = slots_of(call, n);
             if (slots.padding) return;
             const Span span = span_of(call, n);
             if (span.length < kRecurrentBelow) {
-                if (slice == 0 && segment == 0) run_recurrent(call, n, span, slots, head, rows, scratch);
+                if (slice == 0 && segment == 0) run_recurrent(call, n, span, slots, block, rows, scratch);
                 return;
             }
-            ForwardTask task = segment_task(call, n, span, segment, std::int32_t(head));
+            ForwardTask task = segment_task(call, n, span, segment, std::int32_t(block));
             if (task.span.length == 0) return;
             task.slots = slots;
             task.strip_begin = std::int32_t(slice) * shape_.slice_strips;
@@ -103,20 +99,27 @@ private:
         return (columns + width - 1) / width;
     }
 
-    // Values are cut into slices when (sequence, key head) pairs alone cannot keep the threads busy. The bits of a column
-    // do not depend on the slice it is in.
-    std::int32_t choose_slices(const Problem& p) const {
-        const std::int64_t tasks = sequences_ * p.heads_k;
+    // A task owns as many key heads as keep its states in the second-level cache; fewer, and then slices of the values,
+    // when that leaves threads idle. The bits of a column depend on neither.
+    void choose_blocks(const Problem& p) {
+        const std::int64_t enough = threads_ == 1 ? 1 : 2 * std::int64_t(threads_);
+        const std::int64_t state = std::int64_t(shape_.group) * p.dim_k * p.dim_v * (shape_.bf16_dot ? 6 : 4);
+        std::int32_t heads = std::int32_t(std::clamp<std::int64_t>(kStateBytes / state, 1, p.heads_k));
+        const auto blocks = [&](std::int32_t h) { return (p.heads_k + h - 1) / h; };
+        while (heads > 1 && sequences_ * blocks(heads) < enough) --heads;
+        shape_.key_heads = (p.heads_k + blocks(heads) - 1) / blocks(heads);  // even blocks
+        blocks_ = blocks(shape_.key_heads);
         std::int32_t slices = 1;
-        while (slices < strips_ && tasks * slices < 2 * std::int64_t(threads_)) ++slices;
-        return threads_ == 1 ? 1 : slices;
+        while (slices < strips_ && sequences_ * blocks_ * slices < enough) ++slices;
+        shape_.slice_strips = (strips_ + slices - 1) / slices;
+        slices_ = (strips_ + shape_.slice_strips - 1) / shape_.slice_strips;
     }
 
     // Cutting by time multiplies the work by 2.3, so it pays only when most threads would idle.
     std::int32_t choose_segments(const Problem& p, const PlanOptions& options) const {
         if (options.context_split > 0) return options.context_split;
         if (options.deterministic || options.batch_invariant) return 1;
-        const std::int64_t busy = sequences_ * p.heads_k * slices_;
+        const std::int64_t busy = sequences_ * blocks_ * slices_;
         if (busy * 4 > threads_) return 1;
         const std::int64_t tokens = p.sequences > 0 ? p.tokens / sequences_ : p.tokens;
         return static_cast<std::int32_t>(
@@ -133,7 +136,7 @@ private:
 
     // Segment boundaries depend on the sequence's own length alone and lie on multiples of kChunk.
     ForwardTask segment_task(const ForwardCall& call, std::int64_t n, const Span& span, std::int64_t segment,
-                             std::int32_t key_head) const {
+                             std::int32_t block) const {
         const std::int64_t step = (span.length / segments_ + kChunk - 1) / kChunk * kChunk;
         const std::int64_t size = segments_ == 1 ? span.length : std::max(step, kChunk);
         const std::int64_t begin = std::min(span.length, segment * size);
@@ -144,7 +147,8 @@ private:
         task.sequence = n;
         task.span = {span.batch, span.begin + begin, end - begin};
         task.first_token = begin;
-        task.key_head = key_head;
+        task.key_begin = block * shape_.key_heads;
+        task.key_end = std::min(call.problem.heads_k, task.key_begin + shape_.key_heads);
         task.last = end == span.length;
         return task;
     }
@@ -155,7 +159,7 @@ private:
         float* star = star_.in(workspace);
         float* transition = transition_.in(workspace);
         float* carry = carry_.in(workspace);
-        const std::int64_t heads = p.heads_k, cuts = segments_ - 1;
+        const std::int64_t heads = blocks_, cuts = segments_ - 1;
         parallel_for(call.count * cuts * heads * 2, threads_, [&](std::int64_t i, std::int32_t thread) {
             const bool is_transition = i % 2 == 1;
             const std::int64_t head = i / 2 % heads, part = i / 2 / heads, n = part / cuts, segment = part % cuts;
@@ -211,7 +215,7 @@ private:
     }
 
     void run_recurrent(const ForwardCall& call, std::int64_t n, const Span& span, const Slots& slots,
-                       std::int64_t key_head, const std::int64_t* rows, std::byte* scratch) const {
+                       std::int64_t block, const std::int64_t* rows, std::byte* scratch) const {
         RecurrentTask task;
         task.inputs = &call;
         task.span = span;
@@ -222,10 +226,12 @@ private:
         task.forward = call.checkpoints ? &call : nullptr;
         task.row = n;
         task.checkpoint_row = rows ? rows[n] : 0;
-        for (std::int32_t r = 0; r < shape_.group; ++r) {
-            task.value_head = call.value_head(std::int32_t(key_head), r);
-            kernels_.recurrent(task, scratch);
-        }
+        const std::int32_t begin = std::int32_t(block) * shape_.key_heads;
+        for (std::int32_t h = begin; h < std::min(call.problem.heads_k, begin + shape_.key_heads); ++h)
+            for (std::int32_t r = 0; r < shape_.group; ++r) {
+                task.value_head = call.value_head(h, r);
+                kernels_.recurrent(task, scratch);
+            }
     }
 
     static void count_checkpoint_rows(const ForwardCall& call, std::int64_t* rows) {
@@ -242,7 +248,7 @@ private:
     std::int32_t threads_;
     std::int64_t sequences_ = 1;
     Shape shape_, transition_shape_;
-    std::int32_t strips_ = 1, slices_ = 1, segments_ = 1;
+    std::int32_t strips_ = 1, blocks_ = 1, slices_ = 1, segments_ = 1;
     std::size_t scratch_bytes_ = 0;
     Booking<float> star_, transition_, carry_;
     Booking<std::byte> scratch_;

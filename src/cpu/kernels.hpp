@@ -12,7 +12,7 @@ namespace flashqla::cpu {
 struct Shape {
     std::int32_t dim_k = 0, dim_v = 0;
     std::int32_t group = 1;         // value heads that share a key head
-    std::int32_t chunk = 16;        // tokens of a chunk, a multiple of 16
+    std::int32_t key_heads = 1;     // key heads a task owns
     std::int32_t slice_strips = 1;  // strips of value columns a task owns
     bool bf16_dot = false;          // operands of the large products in bf16 pairs
 };
@@ -20,7 +20,7 @@ struct Shape {
 // Where the states of a task come from and go to besides the call's own state tensors.
 enum class StateEnd { call, zeros, identity, carry };
 
-// One (sequence segment, key head, slice of value columns) of the chunked forward pass.
+// One (sequence segment, block of key heads, slice of value columns) of the chunked forward pass.
 struct ForwardTask {
     const ForwardCall* call = nullptr;
     Shape shape;
@@ -28,7 +28,7 @@ struct ForwardTask {
     Span span;                      // the segment's tokens
     std::int64_t first_token = 0;   // position of the segment in its sequence
     Slots slots;                    // state rows, used where an end is StateEnd::call
-    std::int32_t key_head = 0;
+    std::int32_t key_begin = 0, key_end = 0;
     std::int32_t strip_begin = 0, strip_end = 0;
     StateEnd from = StateEnd::call, to = StateEnd::call;
     const float* carry_in = nullptr;  // [Hv,K,V] dense
@@ -67,8 +67,7 @@ struct BackwardTask {
 struct Kernels {
     const char* name;           // "AVX2", ...
     bool bf16_dot;              // has bf16 dot products
-    std::size_t strip_columns;  // columns of a register tile
-    std::size_t tile_rows;
+    std::size_t strip_columns;  // value columns a kernel works on at a time
 
     std::size_t (*forward_scratch)(const Shape&);  // bytes a thread needs
     void (*forward)(const ForwardTask&, std::byte* scratch);

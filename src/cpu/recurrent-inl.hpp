@@ -54,6 +54,9 @@ struct Bf16Store {
     static HWY_INLINE void store_one(float x, std::uint16_t* p) { *p = float_to_bf16(x); }
 };
 
+// Rows or vectors that fit in registers with two accumulators each.
+inline constexpr std::size_t kHalfRows = kTileRows / 2;
+
 // One token of one value head, operands ready. k and q hold padded_k floats, zeros past dim_k.
 struct Token {
     const float *k, *q;  // with norms and scale folded in
@@ -77,7 +80,7 @@ HWY_NOINLINE void step_kv(const Token& token, std::size_t dim_k, std::size_t dim
     };
     const auto wide = [&](std::size_t v) {
 #define FQLA_ROW(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
-        FQLA_EACH_ROW(FQLA_ROW)
+        FQLA_EACH_HALF_ROW(FQLA_ROW)
 #undef FQLA_ROW
         const typename Store::Type* s = from + v;
         for (std::size_t k = 0; k < dim_k; ++k, s += from_row) {
@@ -88,26 +91,26 @@ HWY_NOINLINE void step_kv(const Token& token, std::size_t dim_k, std::size_t dim
         x##i = hn::MulAdd(state, kk, x##i);        \
         y##i = hn::MulAdd(state, qq, y##i);        \
     }
-            FQLA_EACH_ROW(FQLA_ROW)
+            FQLA_EACH_HALF_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
 #define FQLA_ROW(i) finish(v + i * l, x##i, y##i);
-        FQLA_EACH_ROW(FQLA_ROW)
+        FQLA_EACH_HALF_ROW(FQLA_ROW)
 #undef FQLA_ROW
 #define FQLA_ROW(i) x##i = hn::LoadU(d, token.delta + v + i * l);
-        FQLA_EACH_ROW(FQLA_ROW)
+        FQLA_EACH_HALF_ROW(FQLA_ROW)
 #undef FQLA_ROW
         s = from + v;
         typename Store::Type* t = to + v;
         for (std::size_t k = 0; k < dim_k; ++k, s += from_row, t += to_row) {
             const auto kk = hn::Set(d, token.k[k]);
 #define FQLA_ROW(i) Store::store(hn::MulAdd(kk, x##i, hn::Mul(decay, Store::load(s + i * l))), t + i * l);
-            FQLA_EACH_ROW(FQLA_ROW)
+            FQLA_EACH_HALF_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
     };
     std::size_t v = 0;
-    for (; v + kTileRows * l <= dim_v; v += kTileRows * l) wide(v);
+    for (; v + kHalfRows * l <= dim_v; v += kHalfRows * l) wide(v);
     for (; v + l <= dim_v; v += l) {
         auto u = hn::Zero(d), r = hn::Zero(d);
         for (std::size_t k = 0; k < dim_k; ++k) {
@@ -170,9 +173,9 @@ HWY_NOINLINE void step_vk(const Token& token, std::size_t dim_k, std::size_t dim
             Store::store_one(token.decay * Store::load_one(s + k) + token.k[k] * token.delta[v], t + k);
     };
     std::size_t v = 0;
-    for (; v + kTileRows <= dim_v; v += kTileRows) {
+    for (; v + kHalfRows <= dim_v; v += kHalfRows) {
 #define FQLA_ROW(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
-        FQLA_EACH_ROW(FQLA_ROW)
+        FQLA_EACH_HALF_ROW(FQLA_ROW)
 #undef FQLA_ROW
         const typename Store::Type* s = from + std::int64_t(v) * from_row;
         for (std::size_t k = 0; k < whole; k += l) {
@@ -183,13 +186,13 @@ HWY_NOINLINE void step_vk(const Token& token, std::size_t dim_k, std::size_t dim
         x##i = hn::MulAdd(state, kk, x##i);                                        \
         y##i = hn::MulAdd(state, qq, y##i);                                        \
     }
-            FQLA_EACH_ROW(FQLA_ROW)
+            FQLA_EACH_HALF_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
 #define FQLA_ROW(i) finish(v + i, hn::GetLane(hn::SumOfLanes(d, x##i)), hn::GetLane(hn::SumOfLanes(d, y##i)));
-        FQLA_EACH_ROW(FQLA_ROW)
+        FQLA_EACH_HALF_ROW(FQLA_ROW)
 #undef FQLA_ROW
-        for (std::size_t i = 0; i < kTileRows; ++i) update(v + i);
+        for (std::size_t i = 0; i < kHalfRows; ++i) update(v + i);
     }
     for (; v < dim_v; ++v) {
         auto u = hn::Zero(d), r = hn::Zero(d);
@@ -211,7 +214,7 @@ struct RecurrentScratch {
 
     template <class Booker>
     void book(Booker& b, const Shape& s) {
-        const std::size_t pk = padded_rows(static_cast<std::size_t>(s.dim_k)) + lanes();
+        const std::size_t pk = padded_rows<FloatDot>(static_cast<std::size_t>(s.dim_k)) + lanes();
         const std::size_t strip = strip_columns();
         ld = (static_cast<std::size_t>(s.dim_v) + strip - 1) / strip * strip;
         b.take(k, pk), b.take(q, pk);
@@ -234,7 +237,7 @@ struct Recurrence {
         load_row(in.k.data, in.k.dtype, in.k.offset(b, at, key), dim_k, s.k);
         load_row(in.q.data, in.q.dtype, in.q.offset(b, at, key), dim_k, s.q);
         load_row(in.v.data, in.v.dtype, in.v.offset(b, at, head), dim_v, s.v);
-        const std::size_t pk = padded_rows(dim_k);
+        const std::size_t pk = padded_rows<FloatDot>(dim_k);
         for (std::size_t i = dim_k; i < pk + lanes(); ++i) s.k[i] = s.q[i] = 0.0f;
         const float nk = inverse_norm(in, s.k, dim_k), nq = in.problem.scale * inverse_norm(in, s.q, dim_k);
         const FloatTag d;
@@ -300,7 +303,7 @@ struct Recurrence {
         if (task.slots.read >= 0)
             load_state(task.state_in, task.slots.read);
         else
-            fill(s.state, padded_rows(dim_k) * s.ld, 0.0f);
+            fill(s.state, padded_rows<FloatDot>(dim_k) * s.ld, 0.0f);
         const std::int64_t kept = decode ? intermediate_row(*decode, task.row) : -1;
         const bool tree = decode && decode->parent_tokens;
         for (std::int64_t t = 0; t < task.span.length; ++t) {
@@ -324,7 +327,7 @@ private:
     HWY_INLINE void each_strip(F&& f) {
         const std::size_t strip = strip_columns();
         for (std::size_t v0 = 0; v0 < dim_v; v0 += strip)
-            f(v0, std::min(strip, dim_v - v0), Tile{s.state + v0, s.ld, dim_k, padded_rows(dim_k)});
+            f(v0, std::min(strip, dim_v - v0), Tile{s.state + v0, s.ld, dim_k, padded_rows<FloatDot>(dim_k)});
     }
 
     HWY_INLINE void start_from_parent(std::int64_t t, std::int64_t kept) {
@@ -335,7 +338,7 @@ private:
         else if (task.slots.read >= 0)
             load_state(task.state_in, task.slots.read);
         else
-            fill(s.state, padded_rows(dim_k) * s.ld, 0.0f);
+            fill(s.state, padded_rows<FloatDot>(dim_k) * s.ld, 0.0f);
     }
 
     HWY_INLINE void visit_checkpoints(std::int64_t t) {

@@ -1,9 +1,5 @@
-// SIMD vocabulary of the CPU backend: conversions between dtypes, transposes and the one matrix product that everything
-// is made of. Compiled once per SIMD target.
-//
-// Every product has the form  C[m,n] = scale C[m,n] + sum_r A[r,m] B[r,n].  The reduction index r is the slow index of
-// both operands, so A is read by broadcast and B by vector, both in memory order. Matrices are kept in whichever
-// transposition makes that true.
+// SIMD vocabulary of the CPU backend: conversions between dtypes, transposes, and one step of a dot product. Compiled
+// once per SIMD target.
 
 // NOTE: Highway includes this file once per target; the guard toggles so that each target sees it exactly once.
 #if defined(FQLA_CPU_SIMD_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
@@ -38,23 +34,6 @@
 #define FQLA_END_TARGET HWY_AFTER_NAMESPACE();
 #endif
 
-// Rows of a register tile: 8 where there are 32 vector registers, 4 where there are 16.
-#undef FQLA_TILE_ROWS
-#undef FQLA_EACH_ROW
-#undef FQLA_EACH_PAIR_BELOW
-#if HWY_ARCH_ARM || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-#define FQLA_TILE_ROWS 8
-#define FQLA_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-#define FQLA_EACH_PAIR_BELOW(X)                                                                             \
-    X(0, 1) X(0, 2) X(0, 3) X(0, 4) X(0, 5) X(0, 6) X(0, 7) X(1, 2) X(1, 3) X(1, 4) X(1, 5) X(1, 6) X(1, 7) \
-    X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(2, 7) X(3, 4) X(3, 5) X(3, 6) X(3, 7) X(4, 5) X(4, 6) X(4, 7)         \
-    X(5, 6) X(5, 7) X(6, 7)
-#else
-#define FQLA_TILE_ROWS 4
-#define FQLA_EACH_ROW(X) X(0) X(1) X(2) X(3)
-#define FQLA_EACH_PAIR_BELOW(X) X(0, 1) X(0, 2) X(0, 3) X(1, 2) X(1, 3) X(2, 3)
-#endif
-
 FQLA_BEGIN_TARGET
 namespace flashqla::cpu {
 namespace HWY_NAMESPACE {
@@ -65,10 +44,8 @@ using FloatTag = hn::CappedTag<float, 16>;
 using FloatVec = hn::Vec<FloatTag>;
 using WordTag = hn::RebindToUnsigned<FloatTag>;
 
-inline constexpr std::size_t kTileRows = FQLA_TILE_ROWS;
-
 HWY_INLINE std::size_t lanes() { return hn::Lanes(FloatTag()); }
-HWY_INLINE std::size_t strip_columns() { return 2 * lanes(); }  // columns of a register tile
+HWY_INLINE std::size_t strip_columns() { return lanes(); }  // value columns of a register tile
 
 // ---------------------------------------------------------------------------------------------- conversions
 
@@ -90,10 +67,9 @@ HWY_INLINE void load_row(const void* source, DType dtype, std::int64_t offset, s
     const std::size_t step = lanes();
     std::size_t i = 0;
     if (dtype == DType::f32) {
-        std::memcpy(to, static_cast<const float*>(source) + offset, n * sizeof(float));
-        return;
-    }
-    if (dtype == DType::bf16) {
+        const float* from = static_cast<const float*>(source) + offset;
+        for (; i + step <= n; i += step) hn::StoreU(hn::LoadU(d, from + i), d, to + i);
+    } else if (dtype == DType::bf16) {
         const hn::Rebind<std::uint16_t, FloatTag> d16;
         const auto* from = static_cast<const std::uint16_t*>(source) + offset;
         for (; i + step <= n; i += step) {
@@ -115,10 +91,9 @@ HWY_INLINE void store_row(const float* HWY_RESTRICT from, std::size_t n, void* t
     const std::size_t step = lanes();
     std::size_t i = 0;
     if (dtype == DType::f32) {
-        std::memcpy(static_cast<float*>(target) + offset, from, n * sizeof(float));
-        return;
-    }
-    if (dtype == DType::bf16) {
+        float* to = static_cast<float*>(target) + offset;
+        for (; i + step <= n; i += step) hn::StoreU(hn::LoadU(d, from + i), d, to + i);
+    } else if (dtype == DType::bf16) {
         const hn::Rebind<std::uint16_t, FloatTag> d16;
         const hn::RebindToSigned<FloatTag> di;
         auto* to = static_cast<std::uint16_t*>(target) + offset;
@@ -128,6 +103,39 @@ HWY_INLINE void store_row(const float* HWY_RESTRICT from, std::size_t n, void* t
         }
     }
     for (; i < n; ++i) store_float(target, dtype, offset + static_cast<std::int64_t>(i), from[i]);
+}
+
+// Up to lanes() elements of any float dtype as one vector, zeros past n; the last strip of a row may be partial.
+HWY_INLINE FloatVec load_vector(const void* source, DType dtype, std::int64_t offset, std::size_t n) {
+    const FloatTag d;
+    if (HWY_LIKELY(n == lanes())) {
+        if (dtype == DType::f32) return hn::LoadU(d, static_cast<const float*>(source) + offset);
+        if (dtype == DType::bf16) {
+            const hn::Rebind<std::uint16_t, FloatTag> d16;
+            const auto words = hn::LoadU(d16, static_cast<const std::uint16_t*>(source) + offset);
+            return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), words)));
+        }
+    }
+    float row[16] = {};
+    load_row(source, dtype, offset, n, row);
+    return hn::LoadU(d, row);
+}
+
+HWY_INLINE void store_vector(FloatVec x, std::size_t n, void* target, DType dtype, std::int64_t offset) {
+    const FloatTag d;
+    if (HWY_LIKELY(n == lanes() && dtype == DType::f32))
+        return hn::StoreU(x, d, static_cast<float*>(target) + offset);
+    float row[16];
+    hn::StoreU(x, d, row);
+    store_row(row, n, target, dtype, offset);
+}
+
+// Asks for the cache lines of n elements ahead of use; kWrite for rows that will be stored to.
+template <bool kWrite>
+HWY_INLINE void prefetch_row(const void* data, DType dtype, std::int64_t offset, std::size_t n) {
+    const std::size_t width = size_of(dtype);
+    const auto* p = static_cast<const std::byte*>(data) + offset * static_cast<std::int64_t>(width);
+    for (std::size_t i = 0; i < n * width; i += 64) __builtin_prefetch(p + i, kWrite ? 1 : 0, kWrite ? 3 : 2);
 }
 
 HWY_INLINE void fill(float* to, std::size_t n, float value) {
@@ -164,7 +172,7 @@ HWY_INLINE void transpose(const T* from, std::size_t from_stride, std::size_t ro
 #endif
 }
 
-// --------------------------------------------------------------------------------------------- the product
+// -------------------------------------------------------------------------------------------- dot products
 
 // One step of a reduction: float operands, one index at a time.
 struct FloatDot {
@@ -187,68 +195,6 @@ struct PairDot {
     }
 };
 #endif
-
-enum class Into { set, add, scale_rows, scale_all };  // what becomes of the old C: dropped, kept, times scale[m] / [0]
-
-// One register tile of kTileRows rows and kVectors (1 or 2) vectors.
-template <class Dot, int kVectors, Into kInto>
-HWY_INLINE void product_tile(std::size_t depth, const typename Dot::Element* HWY_RESTRICT a, std::size_t lda,
-                             const typename Dot::Element* HWY_RESTRICT b, std::size_t ldb, float* HWY_RESTRICT c,
-                             std::size_t ldc, const float* HWY_RESTRICT scale) {
-    static_assert(kVectors == 1 || kVectors == 2);
-    const FloatTag d;
-    const std::size_t second = kVectors == 2 ? lanes() : 0;
-#define FQLA_ROW(i)                                                  \
-    FloatVec x##i = hn::Zero(d);                                     \
-    FloatVec y##i = hn::Zero(d);                                     \
-    if constexpr (kInto != Into::set) {                              \
-        x##i = hn::LoadU(d, c + i * ldc);                            \
-        y##i = hn::LoadU(d, c + i * ldc + second);                   \
-        if constexpr (kInto != Into::add) {                          \
-            const auto s = hn::Set(d, scale[kInto == Into::scale_all ? 0 : i]); \
-            x##i = hn::Mul(x##i, s);                                 \
-            y##i = hn::Mul(y##i, s);                                 \
-        }                                                            \
-    }
-    FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-    for (std::size_t r = 0; r < depth; ++r) {
-        const auto b0 = Dot::load(b);
-        const auto b1 = Dot::load(b + second);
-#define FQLA_ROW(i)                                                       \
-    {                                                                     \
-        const auto s = Dot::broadcast(a + i);                             \
-        x##i = Dot::mul_add(s, b0, x##i);                                 \
-        if constexpr (kVectors == 2) y##i = Dot::mul_add(s, b1, y##i);    \
-    }
-        FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-        a += lda;
-        b += ldb;
-    }
-#define FQLA_ROW(i)                   \
-    hn::StoreU(x##i, d, c + i * ldc); \
-    if constexpr (kVectors == 2) hn::StoreU(y##i, d, c + i * ldc + second);
-    FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-}
-
-// C[m,n] = scale C + sum over depth of A[.,m] B[.,n]. m is a multiple of kTileRows, n of lanes().
-template <class Dot, Into kInto>
-HWY_INLINE void product(std::size_t m, std::size_t n, std::size_t depth, const typename Dot::Element* a,
-                        std::size_t lda, const typename Dot::Element* b, std::size_t ldb, float* c, std::size_t ldc,
-                        const float* scale = nullptr) {
-    const std::size_t one = lanes(), two = strip_columns();
-    std::size_t j = 0;
-    for (; j + two <= n; j += two)
-        for (std::size_t i = 0; i < m; i += kTileRows)
-            product_tile<Dot, 2, kInto>(depth, a + i, lda, b + j, ldb, c + i * ldc + j, ldc,
-                                        kInto == Into::scale_rows ? scale + i : scale);
-    for (; j < n; j += one)
-        for (std::size_t i = 0; i < m; i += kTileRows)
-            product_tile<Dot, 1, kInto>(depth, a + i, lda, b + j, ldb, c + i * ldc + j, ldc,
-                                        kInto == Into::scale_rows ? scale + i : scale);
-}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace flashqla::cpu

@@ -8,13 +8,3 @@
 #include <cstdint>
 
 // NOTE: highway.h must come after foreach_target.h, so it is not included here.
-
-// FQLA_TARGET_TABLE(FN): the function of every compiled target, in Highway's order; FQLA_TARGET_INDEX(bit): the place of
-// one target in it. With a single target in the build, Highway makes tables of one entry.
-#if HWY_IDE || ((HWY_TARGETS & (HWY_TARGETS - 1)) == 0)
-#define FQLA_TARGET_INDEX(target) 0
-#else
-#define FQLA_TARGET_INDEX(target) \
-    hwy::Num0BitsBelowLS1Bit_Nonzero64(static_cast<std::uint64_t>(HWY_CHOSEN_TARGET_SHIFT(target)))
-#endif
-#define FQLA_FOR_TARGET(FN, target) (HWY_DISPATCH_TABLE(FN)[FQLA_TARGET_INDEX(target)])

@@ -1,0 +1,163 @@
+// Runs case tables as tests: every line is a test, on every SIMD target that this processor can execute.
+//
+//   conformance_tests [--backend NAME] [--one-target] TABLE... [GoogleTest options]
+//
+// The oracle's answers are computed once, in this process. Then each target gets a child process of its own, because
+// the library picks its target once in a process (FQLA_CPU_TARGET).
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cases/grammar.hpp"
+#include "cases/runner.hpp"
+
+namespace {
+
+using namespace flashqla;
+
+struct TableCase {
+    cases::Case c;
+    std::string where;
+    std::shared_ptr<const cases::Oracle> oracle;
+};
+
+class LineTest : public testing::Test {
+public:
+    explicit LineTest(const TableCase& line) : line_(line) {}
+    void TestBody() override {
+        const cases::Report report = cases::check_case(line_.c, line_.oracle);
+        if (report.verdict == cases::Verdict::passed) return;
+        FAIL() << line_.where << "\n" << cases::text_of(report, false);
+    }
+
+private:
+    const TableCase& line_;
+};
+
+// Letters of a line that GoogleTest's filters give a meaning are replaced.
+std::string test_name(std::string line) {
+    for (char& x : line) {
+        if (x == ':' || x == '-' || x == '*' || x == '?') x = '_';
+    }
+    return line;
+}
+
+std::vector<std::string> targets() {
+    std::vector<std::string> names;
+    const std::string text = system_info(), key = "cpu targets: ";
+    const std::size_t begin = text.find(key);
+    if (begin == std::string::npos) return names;
+    std::string line = text.substr(begin + key.size(), text.find('\n', begin) - begin - key.size());
+    for (char& x : line) {
+        if (x == ',') x = ' ';
+    }
+    std::istringstream words(line);
+    for (std::string word; words >> word;) names.push_back(word);
+    return names;
+}
+
+bool has_backend(const std::string& name) {
+    std::string list = backend_names();
+    for (char& x : list) {
+        if (x == ',') x = ' ';
+    }
+    std::istringstream words(list);
+    for (std::string word; words >> word;) {
+        if (word == name) return true;
+    }
+    return false;
+}
+
+int run_tests() {
+    std::fflush(stdout);
+    return RUN_ALL_TESTS();
+}
+
+// RUN_ALL_TESTS in a child that has the target forced.
+int run_target(const std::string& target) {
+    std::printf("---- target %s\n", target.c_str());
+    std::fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        setenv("FQLA_CPU_TARGET", target.c_str(), 1);
+        const int result = run_tests();
+        std::fflush(stdout);
+        _exit(result);
+    }
+    int status = 0;
+    if (child < 0 || waitpid(child, &status, 0) != child) {
+        std::printf("the process for target %s could not be started\n", target.c_str());
+        return 1;
+    }
+    if (WIFSIGNALED(status)) {
+        std::printf("target %s ended with signal %d\n", target.c_str(), WTERMSIG(status));
+        return 1;
+    }
+    return WEXITSTATUS(status);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    testing::InitGoogleTest(&argc, argv);
+    // Thousands of tests: what passes is not worth a line.
+    const char* brief = std::getenv("GTEST_BRIEF");
+    testing::GTEST_FLAG(brief) = !(brief && std::string(brief) == "0");
+    std::string backend = has_backend("cpu") ? "cpu" : "reference";
+    bool one_target = std::getenv("FQLA_CPU_TARGET") != nullptr;
+    std::vector<std::string> tables;
+    for (int i = 1; i < argc; ++i) {
+        const std::string argument = argv[i];
+        if (argument == "--backend" && i + 1 < argc) {
+            backend = argv[++i];
+        } else if (argument == "--one-target") {
+            one_target = true;
+        } else {
+            tables.push_back(argument);
+        }
+    }
+    if (tables.empty()) {
+        std::fprintf(stderr, "usage: conformance_tests [--backend NAME] [--one-target] TABLE...\n");
+        return 2;
+    }
+    std::vector<TableCase> lines;
+    for (const std::string& path : tables) {
+        const auto rows = cases::read_table(path);
+        if (!rows.ok()) {
+            std::fprintf(stderr, "%s\n", rows.error.c_str());
+            return 2;
+        }
+        for (const cases::TableLine& row : rows.value) {
+            const std::string where = path + ":" + std::to_string(row.number);
+            cases::Parsed<cases::Case> c = cases::parse_case(row.text);
+            if (!c.ok()) {
+                std::fprintf(stderr, "%s: %s\n", where.c_str(), c.error.c_str());
+                return 2;
+            }
+            if (c.value.backend.empty()) c.value.backend = backend;
+            lines.push_back({c.value, where, nullptr});
+        }
+    }
+    // A line may stand in two tables, and two lines may mean the same case.
+    std::map<std::string, int> seen;
+    for (TableCase& line : lines) {
+        if (line.c.expect == cases::Expect::ok) line.oracle = cases::ask_oracle(line.c);
+        std::string name = test_name(cases::to_line(line.c));
+        if (const int count = seen[name]++; count > 0) name += "#" + std::to_string(count + 1);
+        testing::RegisterTest("table", name.c_str(), nullptr, nullptr, __FILE__, __LINE__,
+                              [&line]() -> testing::Test* { return new LineTest(line); });
+    }
+    std::printf("%zu cases, backend %s\n", lines.size(), backend.c_str());
+    const std::vector<std::string> names = targets();
+    if (one_target || names.empty() || testing::GTEST_FLAG(list_tests)) return run_tests();
+    int worst = 0;
+    for (const std::string& name : names) worst = std::max(worst, run_target(name));
+    return worst;
+}
