@@ -44,7 +44,7 @@ private:
     std::uint64_t key_;
 };
 
-// Rounds x to `digits` significant bits with the exponent floor of the format, to nearest even.
+// To nearest even; beyond the largest f16, infinity.
 inline std::uint16_t to_16_bits(float x, DType dtype) noexcept {
     const auto u = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
@@ -56,9 +56,8 @@ inline std::uint16_t to_16_bits(float x, DType dtype) noexcept {
     if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
     const float a = std::bit_cast<float>(magnitude);
     if (a >= 65520.0f) return static_cast<std::uint16_t>(sign | 0x7c00u);
-    int exponent = 0;
-    std::frexp(a, &exponent);                    // a in [2^(e-1), 2^e)
-    exponent = exponent < -13 ? -13 : exponent;  // subnormals share the smallest exponent
+    int exponent = -13;                           // subnormals share the smallest exponent
+    if (a >= 0x1p-14f) std::frexp(a, &exponent);  // a in [2^(e-1), 2^e)
     const auto steps = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(a, 11 - exponent)));  // 0..2048
     // A carry out of the 11 bits moves into the exponent by itself.
     return static_cast<std::uint16_t>(sign | ((static_cast<std::uint32_t>(exponent + 13) << 10) + steps));

@@ -351,20 +351,19 @@ struct ForwardRun {
         }
     }
 
-    // What the strip after (h, r, p) reads of the caller's tensors.
+    // What later strips read of the caller's tensors: the values of the strip after (h, r, p), and a share of the next
+    // key head's keys and queries.
     HWY_INLINE void prefetch_after(std::int32_t h, std::size_t r, std::size_t p) const {
-        std::int64_t t = chunk.first;
-        if (++p == strips) {
-            p = 0;
-            if (++r == group) {
-                r = 0;
-                if (++h == task.key_end) h = task.key_begin, t += static_cast<std::int64_t>(chunk.n);
-                s.keys.prefetch(call, task.span, t, h);
-            }
-        }
+        const std::size_t index = r * strips + p, count = group * strips;
+        const bool wraps = h + 1 == task.key_end;
+        const std::int64_t later = chunk.first + (wraps ? static_cast<std::int64_t>(chunk.n) : 0);
+        for (std::size_t i = index * C / count; i < (index + 1) * C / count; ++i)
+            s.keys.prefetch(call, task.span, later, i, wraps ? task.key_begin : h + 1);
         if (task.transition) return;
-        const Strip next = strip(h, r, p);
-        chunk.prefetch_values(t, next.head, next.v0, next.columns);
+        const bool last = index + 1 == count;
+        if (++p == strips) p = 0, ++r;
+        const Strip next = last ? strip(wraps ? task.key_begin : h + 1, 0, 0) : strip(h, r, p);
+        chunk.prefetch_values(last ? later : chunk.first, next.head, next.v0, next.columns);
     }
 
     HWY_INLINE void run() {

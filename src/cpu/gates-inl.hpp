@@ -90,9 +90,12 @@ struct ChunkGates {
             total = 1.0f;
             return;
         }
-        for (std::size_t i = 0; i < padded; ++i) {
-            decay[i] = std::exp(high[i]);
-            rest[i] = std::exp((high[padded - 1] - high[i]) + (low[padded - 1] - low[i]));
+        const FloatTag d;
+        const auto end_high = hn::Set(d, high[padded - 1]), end_low = hn::Set(d, low[padded - 1]);
+        for (std::size_t i = 0; i < padded; i += lanes()) {
+            const auto h = hn::Load(d, high + i), l = hn::Load(d, low + i);
+            hn::Store(hn::Exp(d, hn::Add(h, l)), d, decay + i);
+            hn::Store(hn::Exp(d, hn::Add(hn::Sub(end_high, h), hn::Sub(end_low, l))), d, rest + i);
         }
         total = decay[padded - 1];
     }

@@ -135,7 +135,7 @@ template <bool kWrite>
 HWY_INLINE void prefetch_row(const void* data, DType dtype, std::int64_t offset, std::size_t n) {
     const std::size_t width = size_of(dtype);
     const auto* p = static_cast<const std::byte*>(data) + offset * static_cast<std::int64_t>(width);
-    for (std::size_t i = 0; i < n * width; i += 64) __builtin_prefetch(p + i, kWrite ? 1 : 0, kWrite ? 3 : 2);
+    for (std::size_t i = 0; i < n * width; i += 64) __builtin_prefetch(p + i, kWrite ? 1 : 0, 3);
 }
 
 HWY_INLINE void fill(float* to, std::size_t n, float value) {

@@ -38,17 +38,18 @@ TEST(Grammar, DefaultsFollowOtherItems) {
 }
 
 TEST(Grammar, EveryItemComesBack) {
-    for (const char* line : {
-             "fwd:b2,t70,hk2,hv6,k33,v17,f16,gate=raw,g=u[0.99,1],beta=logit,neg,l2norm,scale=-2,layout=vk,group=tiled,"
-             "keys=raw,out=f32,state=bf16,gtype=bf16,btype=f16,idx=i64,h0=2.5,hasinit=1+0,ckpt=every:16,strided,"
-             "threads=3,split=2,det,inv,seed=7,backend=cpu,repeat=3,threads-bitwise,split-prefill=20,expect=invalid",
-             "fwd:lens=37+91+0x5+64,t300,pool=12,slots=3+-1+5+0+1+2+4+6,outslots=1x8,pad=nonpos,drows=2,relens=9,same=packed"
-             ",alone",
-             "fwd:lens=64+65,ckpt=0:64+1:7+-1:0,h0,inplace", "fwd:pool=3,noh0,nofinal", "fwd:t9,ckpt=chunk,g=-50",
-             "bwd:t9,drop=do+dht,skip=d_q+d_A_log,grad=f32,g=-1e4", "bwd:t9,drop=do", "bwd:t9,drop=dht,h0",
-             "dec:b4,t4,verify=slots,columns=6,accepted=1+2+0+9,nocommit", "dec:b4,t4,verify=buffer,buf=3+-1+0+1",
-             "dec:b4,t4,verify=tree,state=f16", "dec:noh0,steps=50,beta=none", "fwd:split-prefill,beta=0.25",
-             "fwd:decode-equals-prefill,g=cliff"}) {
+    for (const char* line :
+         {"fwd:b2,t70,hk2,hv6,k33,v17,f16,gate=raw,g=u[0.99,1],beta=logit,neg,l2norm,scale=-2,layout=vk,group=tiled,"
+          "keys=raw,out=f32,state=bf16,gtype=bf16,btype=f16,idx=i64,h0=2.5,hasinit=1+0,ckpt=every:16,strided,"
+          "threads=3,split=2,det,inv,seed=7,backend=cpu,repeat=3,threads-bitwise,split-prefill=20,expect=invalid",
+          "fwd:lens=37+91+0x5+64,t300,pool=12,slots=3+-1+5+0+1+2+4+6,outslots=1x8,pad=nonpos,drows=2,relens=9,same="
+          "packed"
+          ",alone",
+          "fwd:lens=64+65,ckpt=0:64+1:7+-1:0,h0,inplace", "fwd:pool=3,noh0,nofinal", "fwd:t9,ckpt=chunk,g=-50",
+          "bwd:t9,drop=do+dht,skip=d_q+d_A_log,grad=f32,g=-1e4", "bwd:t9,drop=do", "bwd:t9,drop=dht,h0",
+          "dec:b4,t4,verify=slots,columns=6,accepted=1+2+0+9,nocommit", "dec:b4,t4,verify=buffer,buf=3+-1+0+1",
+          "dec:b4,t4,verify=tree,state=f16", "dec:noh0,steps=50,beta=none", "fwd:split-prefill,beta=0.25",
+          "fwd:decode-equals-prefill,g=cliff"}) {
         const Parsed<Case> c = parse_case(line);
         if (std::string(line).find("relens") != std::string::npos) {
             EXPECT_FALSE(c.ok());  // relens= and pool= do not go together
@@ -100,11 +101,12 @@ TEST(Grammar, GarbageEndsInASentence) {
 TEST(Grammar, Sweeps) {
     EXPECT_EQ(expand("fwd:t=1..200").value.size(), 200u);
     EXPECT_EQ(expand("fwd:t=1..3").value[2], "fwd:t=3");
-    EXPECT_EQ(expand("fwd:k{64|96},v{1..5:2}").value,
-              (std::vector<std::string>{"fwd:k64,v1", "fwd:k64,v3", "fwd:k64,v5", "fwd:k96,v1", "fwd:k96,v3",
-                                        "fwd:k96,v5"}));
+    EXPECT_EQ(
+        expand("fwd:k{64|96},v{1..5:2}").value,
+        (std::vector<std::string>{"fwd:k64,v1", "fwd:k64,v3", "fwd:k64,v5", "fwd:k96,v1", "fwd:k96,v3", "fwd:k96,v5"}));
     EXPECT_EQ(expand("fwd:g=u[0.99,1]").value.size(), 1u);
-    for (const char* line : {"fwd:t{1", "fwd:t{5..1}", "fwd:t{1..9999999}", "fwd:t{1..3:0}", "fwd:t{a..b}", "fwd:t=..5"}) {
+    for (const char* line :
+         {"fwd:t{1", "fwd:t{5..1}", "fwd:t{1..9999999}", "fwd:t{1..3:0}", "fwd:t{a..b}", "fwd:t=..5"}) {
         EXPECT_FALSE(expand(line).ok()) << line;
     }
 }
@@ -149,13 +151,13 @@ TEST(Instance, NoticesForbiddenWrites) {
         return fresh.forbidden_changes().size();
     };
     const std::int64_t row = x.find("state")->view.stride[0];
-    EXPECT_EQ(poke("state", 4 * row), 0u);                // the slot of row 0
-    EXPECT_EQ(poke("state", 3 * row), 1u);                // another slot
-    EXPECT_EQ(poke("state", 4 * row + 2 * 8 * 8), 1u);    // the gap behind it
-    EXPECT_EQ(poke("state", 6 * row + 5), 1u);            // the canary zone
+    EXPECT_EQ(poke("state", 4 * row), 0u);              // the slot of row 0
+    EXPECT_EQ(poke("state", 3 * row), 1u);              // another slot
+    EXPECT_EQ(poke("state", 4 * row + 2 * 8 * 8), 1u);  // the gap behind it
+    EXPECT_EQ(poke("state", 6 * row + 5), 1u);          // the canary zone
     EXPECT_EQ(poke("o", 0), 0u);
-    EXPECT_EQ(poke("o", 2 * 8), 1u);                      // the gap between token rows
-    EXPECT_EQ(poke("v", 0), 3u);                          // q, k and v share one storage
+    EXPECT_EQ(poke("o", 2 * 8), 1u);  // the gap between token rows
+    EXPECT_EQ(poke("v", 0), 3u);      // q, k and v share one storage
 }
 
 }  // namespace

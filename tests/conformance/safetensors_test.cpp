@@ -68,7 +68,8 @@ TEST(Safetensors, FileOnDisk) {
 TEST(Safetensors, MisalignedDataIsMoved) {
     const std::string path = testing::TempDir() + "/fqla_safetensors_moved.safetensors";
     const std::vector<std::byte> bytes = file_of(
-        R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})", 5);
+        R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})",
+        5);
     std::FILE* stream = std::fopen(path.c_str(), "wb");
     ASSERT_NE(stream, nullptr);
     std::fwrite(bytes.data(), 1, bytes.size(), stream);
@@ -93,7 +94,8 @@ TEST(Safetensors, HostileFiles) {
     for (int i = 0; i < 100000; ++i) deep += "[";
     EXPECT_TRUE(mentions(error_of(deep, 0), "nested deeper"));
     const auto one = [](const char* dtype, const char* shape, const char* offsets) {
-        return std::string("{\"a\":{\"dtype\":\"") + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}}";
+        return std::string("{\"a\":{\"dtype\":\"") + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets +
+               "}}";
     };
     EXPECT_TRUE(mentions(error_of(one("F99", "[1]", "[0,4]"), 4), "dtype 'F99'"));
     EXPECT_TRUE(mentions(error_of(one("F32", "[2]", "[0,4]"), 4), "needs 8"));
@@ -110,7 +112,8 @@ TEST(Safetensors, HostileFiles) {
     EXPECT_TRUE(mentions(error_of(one("F32", "[1]", "[0,4]"), 8), "nothing may follow"));
     const std::string a = R"("a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
     EXPECT_TRUE(mentions(error_of("{" + a + "," + a + "}", 4), "'a' twice"));
-    EXPECT_TRUE(mentions(error_of("{" + a + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", 6), "overlap"));
+    EXPECT_TRUE(
+        mentions(error_of("{" + a + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", 6), "overlap"));
     EXPECT_TRUE(mentions(error_of("{" + a + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})", 12), "hole"));
     EXPECT_TRUE(mentions(error_of(R"({"__metadata__":{"x":1}})", 0), "not a string"));
     EXPECT_TRUE(mentions(error_of(R"({"__metadata__":[]})", 0), "not an object"));
@@ -127,7 +130,8 @@ TEST(Safetensors, EveryTruncationAndRandomDamageIsSurvived) {
     std::mt19937 random(7);
     for (int i = 0; i < 20000; ++i) {
         std::vector<std::byte> bad = good;
-        for (std::size_t n = 1 + random() % 4; n > 0; --n) bad[random() % bad.size()] = static_cast<std::byte>(random());
+        for (std::size_t n = 1 + random() % 4; n > 0; --n)
+            bad[random() % bad.size()] = static_cast<std::byte>(random());
         const Content content = parse(bad);
         for (const auto& [name, entry] : content.tensors) {
             EXPECT_GE(entry.bytes.data(), bad.data());

@@ -49,15 +49,36 @@ std::string test_name(std::string line) {
     return line;
 }
 
+// SIMD targets of the cpu backend, from the line of system_info() that names them. Asked in a child process: the first
+// question fixes the target of the process that asks.
 std::vector<std::string> targets() {
-    std::vector<std::string> names;
-    const std::string text = system_info(), key = "cpu targets: ";
-    const std::size_t begin = text.find(key);
-    if (begin == std::string::npos) return names;
-    std::string line = text.substr(begin + key.size(), text.find('\n', begin) - begin - key.size());
+    int ends[2];
+    if (pipe(ends) != 0) return {};
+    const pid_t child = fork();
+    if (child == 0) {
+        const std::string text = system_info();
+        const ssize_t written = write(ends[1], text.data(), text.size());
+        _exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
+    }
+    close(ends[1]);
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n = 0; (n = read(ends[0], buffer, sizeof buffer)) > 0;)
+        text.append(buffer, static_cast<std::size_t>(n));
+    close(ends[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+
+    // "backend cpu: SIMD target BEST of BEST,NEXT,LAST, up to ..."
+    const std::string key = "SIMD target ";
+    const std::size_t begin = text.find(" of ", std::min(text.find(key), text.size()));
+    if (begin == std::string::npos) return {};
+    std::string line = text.substr(begin + 4, text.find('\n', begin) - begin - 4);
+    line.erase(std::min(line.find(", "), line.size()));
     for (char& x : line) {
         if (x == ',') x = ' ';
     }
+    std::vector<std::string> names;
     std::istringstream words(line);
     for (std::string word; words >> word;) names.push_back(word);
     return names;
