@@ -566,7 +566,7 @@ private:
         }
         std::vector<std::int64_t> accepted = c_.accepted;
         if (accepted.empty()) {
-            for (std::int64_t n = 0; n < n_; ++n) accepted.push_back(n % (most + 1));
+            for (std::int64_t n = 0; n < n_; ++n) accepted.push_back(std::min(n % (most + 1), c_.length(n)));
         }
         for (std::int64_t n = 0; n < n_; ++n) {
             const auto i = static_cast<std::size_t>(n);

@@ -6,12 +6,12 @@
 namespace flashqla::cases {
 namespace {
 
-// Relative L2 error that rounding to the format alone gives: about 2^-9.2 for bf16 on average, at most 2^-8 for an
-// unlucky element, so small outputs get more.
+// Relative L2 error that rounding to the format alone gives: for bf16 1.7e-3 over many elements of equal weight, at
+// most 2^-8 for an unlucky single one. Small outputs, and those that decay leaves a few large elements, lie between.
 double rounding(DType stored, std::int64_t elements) {
     if (stored != DType::bf16 && stored != DType::f16) return 0;
     const double n = static_cast<double>(std::max<std::int64_t>(elements, 1));
-    const double bf16 = std::min(1.7e-3 * (1.0 + 3.0 / std::sqrt(n)), 0x1p-8);
+    const double bf16 = std::min(2.0e-3 * (1.0 + 3.0 / std::sqrt(n)), 0x1p-8);
     return stored == DType::bf16 ? bf16 : bf16 / 8;
 }
 
@@ -36,7 +36,9 @@ Tolerance tolerance(const Case& c, std::string_view output, DType stored, std::i
     if (c.io == DType::f32) {
         t.per_head = t.whole = kF32 + round;
     } else {
-        const double bf16 = bf16_error(output);
+        // The figures of token outputs include their rounding, those of states are for f32 states.
+        const bool by_token = output == "o" || output == "d_q" || output == "d_k" || output == "d_v";
+        const double bf16 = by_token ? bf16_error(output) : std::hypot(bf16_error(output), round);
         // Eight times the significand, and never below what f32 arithmetic gives.
         t.whole = c.io == DType::bf16 ? bf16 : std::max(bf16 / 8, kF32) + (stored == DType::f16 ? 0 : round);
         t.whole = std::max(t.whole, kF32 + round);

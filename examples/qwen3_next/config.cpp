@@ -50,7 +50,8 @@ public:
     void expect(const char* name, const std::string& needed, const std::string& otherwise) const {
         const json* value = find(name);
         const json found = value ? *value : json(otherwise);
-        if (found != needed) fail(std::string("says ") + name + " " + found.dump() + "; this program does \"" + needed + "\"");
+        if (found != needed)
+            fail(std::string("says ") + name + " " + found.dump() + "; this program does \"" + needed + "\"");
     }
 
 private:

@@ -73,7 +73,8 @@ void GdnEngine::run(const GdnWeights& weights, const Batch& batch, bool decode, 
         float* history = state.history.data() + batch.slots[n] * history_size;
         if (!batch.has_initial[n]) std::fill_n(history, history_size, 0.0f);
         convolve(convolution, projected_.data() + batch.offsets[n] * c.projection(), c.projection(),
-                 batch.offsets[n + 1] - batch.offsets[n], history, mixed_.data() + batch.offsets[n] * c.conv_channels());
+                 batch.offsets[n + 1] - batch.offsets[n], history,
+                 mixed_.data() + batch.offsets[n] * c.conv_channels());
     }
 
     const auto start = std::chrono::steady_clock::now();
@@ -96,11 +97,11 @@ GdnEngine::Inputs GdnEngine::inputs(const GdnWeights& weights, std::int64_t batc
     };
     const float* gates = projected_.data() + c.conv_channels() + c.value_size();  // b | a
     return {
-        .q = heads(mixed_.data(), c.heads_k, c.dim_k, c.conv_channels()),                      // [B,T,Hk,K]
-        .k = heads(mixed_.data() + c.key_size(), c.heads_k, c.dim_k, c.conv_channels()),       // [B,T,Hk,K]
-        .v = heads(mixed_.data() + 2 * c.key_size(), c.heads_v, c.dim_v, c.conv_channels()),   // [B,T,Hv,V]
-        .g = scalars(gates + c.heads_v, c.projection()),                                       // [B,T,Hv]
-        .beta = scalars(gates, c.projection()),                                                // [B,T,Hv]
+        .q = heads(mixed_.data(), c.heads_k, c.dim_k, c.conv_channels()),                     // [B,T,Hk,K]
+        .k = heads(mixed_.data() + c.key_size(), c.heads_k, c.dim_k, c.conv_channels()),      // [B,T,Hk,K]
+        .v = heads(mixed_.data() + 2 * c.key_size(), c.heads_v, c.dim_v, c.conv_channels()),  // [B,T,Hv,V]
+        .g = scalars(gates + c.heads_v, c.projection()),                                      // [B,T,Hv]
+        .beta = scalars(gates, c.projection()),                                               // [B,T,Hv]
         .A_log = flashqla::tensor(weights.A_log.data(), DType::f32, {c.heads_v}),
         .dt_bias = flashqla::tensor(weights.dt_bias.data(), DType::f32, {c.heads_v}),
         .o = heads(o_.data(), c.heads_v, c.dim_v, c.value_size()),  // [B,T,Hv,V]

@@ -9,7 +9,7 @@
 namespace qwen3_next {
 namespace {
 
-constexpr std::int64_t kParallelRows = 8;  // below that, threads cost more than they give
+constexpr std::int64_t kParallelRows = 16;  // below that, threads cost more than they give
 
 // exp without a call, so that loops over it become SIMD code; within 2 ulp. The result is clamped to normal numbers.
 [[gnu::always_inline]] inline float fast_exp(float x) {

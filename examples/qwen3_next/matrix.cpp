@@ -5,10 +5,10 @@
 namespace qwen3_next {
 namespace {
 
-constexpr std::int64_t kLanes = 16;     // columns of y that a tile computes: one 512-bit register or two of 256 bits
-constexpr std::int64_t kTileRows = 6;   // 6 x 16 sums fit into the 16 registers of AVX2
-constexpr std::int64_t kBlockRows = 96;  // rows of x that a task keeps in the second-level cache
-constexpr std::int64_t kSmall = 1 << 15;  // multiply-adds below which threads cost more than they give
+constexpr std::int64_t kLanes = 16;       // columns of y that a tile computes: one 512-bit register or two of 256 bits
+constexpr std::int64_t kTileRows = 6;     // 6 x 16 sums fit into the 16 registers of AVX2
+constexpr std::int64_t kBlockRows = 96;   // rows of x that a task keeps in the second-level cache
+constexpr std::int64_t kSmall = 1 << 19;  // multiply-adds below which threads cost more than they give
 
 // GCC's and Clang's vectors, wide enough for every instruction set; narrower ones use several registers. Not aligned.
 using Lanes [[gnu::vector_size(64), gnu::aligned(4), gnu::may_alias]] = float;

@@ -23,7 +23,7 @@ public:
     std::int64_t out() const { return out_; }
     std::int64_t in() const { return in_; }
 
-    void multiply(const float* x, std::int64_t rows, float* y) const;         // y [rows,out] = x [rows,in] W^T
+    void multiply(const float* x, std::int64_t rows, float* y) const;          // y [rows,out] = x [rows,in] W^T
     void multiply_and_add(const float* x, std::int64_t rows, float* y) const;  // y += x W^T, for the residual stream
 
 private:

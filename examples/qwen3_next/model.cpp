@@ -126,14 +126,16 @@ LayerWeights load_layer(Checkpoint& file, std::int64_t index, const Config& c) {
     layer.gdn.A_log = file.load(gdn + "A_log", {c.heads_v});
     layer.gdn.dt_bias = file.load(gdn + "dt_bias", {c.heads_v});
     layer.gdn.norm = file.load(gdn + "norm.weight", {c.dim_v});
-    layer.gdn.out_proj = Matrix(file.load(gdn + "out_proj.weight", {c.hidden, c.value_size()}), c.hidden, c.value_size());
+    layer.gdn.out_proj =
+        Matrix(file.load(gdn + "out_proj.weight", {c.hidden, c.value_size()}), c.hidden, c.value_size());
 
     layer.mlp_norm = file.load_norm(prefix + "post_attention_layernorm.weight", c.hidden);
     std::vector<float> gate_up = file.load(prefix + "mlp.gate_proj.weight", {c.intermediate, c.hidden});
     const std::vector<float> up = file.load(prefix + "mlp.up_proj.weight", {c.intermediate, c.hidden});
     gate_up.insert(gate_up.end(), up.begin(), up.end());
     layer.gate_up = Matrix(gate_up, 2 * c.intermediate, c.hidden);
-    layer.down = Matrix(file.load(prefix + "mlp.down_proj.weight", {c.hidden, c.intermediate}), c.hidden, c.intermediate);
+    layer.down =
+        Matrix(file.load(prefix + "mlp.down_proj.weight", {c.hidden, c.intermediate}), c.hidden, c.intermediate);
     return layer;
 }
 
@@ -146,8 +148,8 @@ Model load_model(const std::string& directory) {
     model.embedding = file.load("model.embed_tokens.weight", {c.vocabulary, c.hidden});
     for (std::int64_t i = 0; i < c.layers; ++i) model.layers.push_back(load_layer(file, i, c));
     model.final_norm = file.load_norm("model.norm.weight", c.hidden);
-    model.output = Matrix(c.tied ? model.embedding : file.load("lm_head.weight", {c.vocabulary, c.hidden}), c.vocabulary,
-                          c.hidden);
+    model.output = Matrix(c.tied ? model.embedding : file.load("lm_head.weight", {c.vocabulary, c.hidden}),
+                          c.vocabulary, c.hidden);
     model.parameters = file.parameters();
     return model;
 }

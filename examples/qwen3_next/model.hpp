@@ -23,19 +23,19 @@ struct Config {
 
     std::int64_t key_size() const { return std::int64_t{heads_k} * dim_k; }
     std::int64_t value_size() const { return std::int64_t{heads_v} * dim_v; }
-    std::int64_t conv_channels() const { return 2 * key_size() + value_size(); }                  // q | k | v
+    std::int64_t conv_channels() const { return 2 * key_size() + value_size(); }              // q | k | v
     std::int64_t projection() const { return conv_channels() + value_size() + 2 * heads_v; }  // q | k | v | z | b | a
 };
 
 // The Gated Delta Net of a layer. The checkpoint stores the rows of its projections by key head; here they are sorted
 // so that one product gives q | k | v | z | b | a and every part is a plain slice.
 struct GdnWeights {
-    Matrix in_proj;               // [projection, D]
-    std::vector<float> conv;      // [width, channels]
-    std::vector<float> A_log;     // [Hv]
-    std::vector<float> dt_bias;   // [Hv]
-    std::vector<float> norm;      // [V]
-    Matrix out_proj;              // [D, Hv V]
+    Matrix in_proj;              // [projection, D]
+    std::vector<float> conv;     // [width, channels]
+    std::vector<float> A_log;    // [Hv]
+    std::vector<float> dt_bias;  // [Hv]
+    std::vector<float> norm;     // [V]
+    Matrix out_proj;             // [D, Hv V]
 };
 
 struct LayerWeights {

@@ -25,7 +25,7 @@ public:
     struct Options {
         std::int32_t users = 1;
         std::int64_t max_rows = 1024;  // bytes in one prefill call, all pieces together
-        std::string backend;           // of the gated delta rule; "" lets the library choose
+        std::string backend{};         // of the gated delta rule; "" lets the library choose
     };
     Network(const Model& model, const Options& options);  // the model must outlive the network
 

@@ -60,14 +60,16 @@ HWY_INLINE hn::Vec<WordTag> bf16_pair(FloatVec a, FloatVec b) {
 HWY_INLINE hn::Vec<WordTag> bf16_pair(FloatVec a, FloatVec) { return hn::BitCast(WordTag(), a); }  // never called
 #endif
 
-// State tile [pk, lanes] as operand of the products that reduce over K.
+// State tile [pk, strip] as operand of the products that reduce over K.
 template <class Dot>
 HWY_INLINE void make_operand(const float* state, std::size_t pk, typename Dot::Element* operand) {
     if constexpr (Dot::kDepth == 2) {
         const FloatTag d;
+        const std::size_t strip = strip_columns();
         for (std::size_t k = 0; k < pk; k += 2)
-            hn::StoreU(bf16_pair(hn::Load(d, state + k * lanes()), hn::Load(d, state + (k + 1) * lanes())), WordTag(),
-                       operand + k / 2 * lanes());
+            for (std::size_t j = 0; j < strip; j += lanes())
+                hn::StoreU(bf16_pair(hn::Load(d, state + k * strip + j), hn::Load(d, state + (k + 1) * strip + j)),
+                           WordTag(), operand + k / 2 * strip + j);
     }
 }
 
@@ -78,7 +80,7 @@ struct ChunkKeys {
     Element* keys;      // [C, padded_k/depth] blocked: reductions over K
     Element* queries;   // [C, padded_k/depth] blocked
     Element* by_token;  // [C/depth, padded_k] blocked: reductions over tokens; the same memory as keys for floats
-    Element* turned;    // [padded_k/depth, C]
+    Element* turned;    // [padded_k/depth, 2C] keys | queries
     Element* row;       // [padded_k/depth] one token
     float* floats;      // [padded_k]
     float* gram_k;      // [C,C] k_j . k_i
@@ -95,7 +97,7 @@ struct ChunkKeys {
             by_token = keys;
         else
             b.take(by_token, C * depth_k);
-        b.take(turned, C * depth_k);
+        b.take(turned, 2 * C * depth_k);
         b.take(row, depth_k), b.take(floats, pk);
         b.take(gram_k, C * C), b.take(gram_q, C * C);
         b.take(norm_k, C), b.take(norm_q, C);
@@ -104,11 +106,10 @@ struct ChunkKeys {
     // n tokens from `first` on; rows up to `padded` are zero.
     HWY_INLINE void load(const Inputs& in, const Span& span, std::int64_t first, std::size_t n, std::size_t padded,
                          std::int32_t key_head) {
-        load_one(in, in.k, span, first, n, padded, key_head, 1.0f, norm_k, keys);
+        load_one(in, in.k, span, first, n, padded, key_head, 1.0f, norm_k, keys, turned);
+        load_one(in, in.q, span, first, n, padded, key_head, in.problem.scale, norm_q, queries, turned + C);
         if constexpr (Dot::kDepth == 2) pair_tokens(padded);
-        products(padded, gram_k);
-        load_one(in, in.q, span, first, n, padded, key_head, in.problem.scale, norm_q, queries);
-        products(padded, gram_q);
+        products(padded);
     }
 
     // Row i of what a later load() will read.
@@ -124,7 +125,8 @@ struct ChunkKeys {
 private:
 
     HWY_INLINE void load_one(const Inputs& in, const TokenRef& x, const Span& span, std::int64_t first, std::size_t n,
-                             std::size_t padded, std::int32_t head, float factor, float* norm, Element* to) {
+                             std::size_t padded, std::int32_t head, float factor, float* norm, Element* to,
+                             Element* to_turned) {
         const auto dim = static_cast<std::size_t>(in.problem.dim_k);
         for (std::size_t t = 0; t < padded; ++t) {
             if (t >= n) {
@@ -151,7 +153,7 @@ private:
                 std::memcpy(to + k * C + t * kTileRows, row + k, kTileRows * sizeof(Element));
         }
         for (std::size_t k = 0; k < depth_k; k += kTileRows)
-            transpose(to + k * C, kTileRows, padded, kTileRows, turned + k * C, C);
+            transpose(to + k * C, kTileRows, padded, kTileRows, to_turned + k * 2 * C, 2 * C);
     }
 
     // Keys once more with pairs of tokens in a word instead of pairs of channels.
@@ -162,23 +164,25 @@ private:
                 const auto* a = reinterpret_cast<const std::uint16_t*>(keys + at + t * kTileRows);
                 const auto* b = reinterpret_cast<const std::uint16_t*>(keys + at + (t + 1) * kTileRows);
                 Element* to = by_token + k / kTileRows * (C / 2 * kTileRows) + t / 2 * kTileRows;
-                const hn::Rebind<std::uint16_t, WordTag> d16;
-                const WordTag du;
-                for (std::size_t i = 0; i < kTileRows; i += lanes())
+                const hn::CappedTag<std::uint32_t, kTileRows> du;
+                const hn::Rebind<std::uint16_t, decltype(du)> d16;
+                for (std::size_t i = 0; i < kTileRows; i += hn::Lanes(du))
                     hn::StoreU(hn::Or(hn::PromoteTo(du, hn::LoadU(d16, a + i)),
                                       hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, b + i)))),
                                du, to + i);
             }
     }
 
-    // gram[j,i] = sum_k keys[j,k] turned[k,i] for i from j's vector on.
-    HWY_INLINE void products(std::size_t padded, float* gram) const {
+    // Row tile by row tile, from the diagonal's vector on.
+    HWY_INLINE void products(std::size_t padded) const {
         const FloatTag d;
         for (std::size_t j = 0; j < padded; j += kTileRows)
             for (std::size_t i = j / lanes() * lanes(); i < padded; i += lanes()) {
                 FQLA_TILE_ZERO()
-                FQLA_TILE_OVER_K(depth_k / kTileRows, keys + j * kTileRows, C, turned + i, C)
-#define FQLA_ROW(r) hn::StoreU(x##r, d, gram + (j + r) * C + i);
+                FQLA_TILE_OVER_K(depth_k / kTileRows, keys + j * kTileRows, C, turned + i, 2 * C, C)
+#define FQLA_ROW(r)                                   \
+    hn::StoreU(x##r, d, gram_k + (j + r) * C + i);    \
+    hn::StoreU(y##r, d, gram_q + (j + r) * C + i);
                 FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
             }

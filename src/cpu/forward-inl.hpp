@@ -52,11 +52,11 @@ struct ForwardScratch {
     float* from_u;     // [C] factor of U in the right-hand side
     float* from_o;     // [C] factor of Q S in the output
     float* to_state;   // [C] factor of X in the state update
-    float* x;          // [C, lanes]
-    Element* x_state;  // [C/depth, lanes] X as operand of the state update
-    float* turn;       // [lanes, padded_k]
+    float* x;          // [C, strip]
+    Element* x_state;  // [C/depth, strip] X as operand of the state update
+    float* turn;       // [strip, padded_k]
     float* lag;        // [heads] value heads of the task
-    float* state;      // [heads, strips, padded_k, lanes]
+    float* state;      // [heads, strips, padded_k, strip]
     Element* operand;  // the same as operand of K S and Q S; the same memory as `state` for floats
 
     template <class Booker>
@@ -69,16 +69,28 @@ struct ForwardScratch {
         b.take(gates.beta, C);
         b.take(lower, C * C), b.take(upper, C * C);
         b.take(from_u, C), b.take(from_o, C), b.take(to_state, C);
-        b.take(x, C * lanes()), b.take(x_state, C / Dot::kDepth * lanes());
-        b.take(turn, lanes() * pk);
+        b.take(x, C * strip_columns()), b.take(x_state, C / Dot::kDepth * strip_columns());
+        b.take(turn, strip_columns() * pk);
         b.take(lag, heads);
-        b.take(state, tiles * pk * lanes());
+        b.take(state, tiles * pk * strip_columns());
         if constexpr (Dot::kDepth == 1)
             operand = state;
         else
-            b.take(operand, tiles * pk / Dot::kDepth * lanes());
+            b.take(operand, tiles * pk / Dot::kDepth * strip_columns());
     }
 };
+
+// Rows of the tile rounded to bf16, two rows to a row of words.
+#ifndef FQLA_TILE_STORE_PAIRS
+#define FQLA_TILE_STORE_COUPLE(i, j)                                              \
+    hn::Store(bf16_pair(x##i, x##j), WordTag(), fqla_to + i / 2 * (2 * lanes())); \
+    hn::Store(bf16_pair(y##i, y##j), WordTag(), fqla_to + i / 2 * (2 * lanes()) + lanes());
+#define FQLA_TILE_STORE_PAIRS(to)                \
+    {                                            \
+        auto* fqla_to = (to);                    \
+        FQLA_EACH_COUPLE(FQLA_TILE_STORE_COUPLE) \
+    }
+#endif
 
 // One value head's view of a chunk.
 template <class Dot>
@@ -147,75 +159,89 @@ private:
         return x.offset(task.span.batch, task.span.begin + first + std::int64_t(i), head) + std::int64_t(v0);
     }
 
-    HWY_INLINE FloatVec value(std::size_t i, std::size_t v0, std::size_t columns) const {
+    // beta V + from_u U of row i, of half the strip.
+    HWY_INLINE FloatVec right_hand_side(std::size_t i, std::size_t v0, std::size_t columns, FloatVec u) const {
         const FloatTag d;
-        if (i >= n || task.transition) return hn::Zero(d);
-        return load_vector(task.call->v.data, task.call->v.dtype, at(task.call->v, i, v0), columns);
+        const auto scaled = hn::Mul(hn::Set(d, s.from_u[i]), u);
+        if (i >= n || task.transition || columns == 0) return scaled;
+        const TokenRef& v = task.call->v;
+        return hn::MulAdd(hn::Set(d, s.gates.beta[i]), load_vector(v.data, v.dtype, at(v, i, v0), columns), scaled);
     }
+
+    static std::size_t first_half(std::size_t columns) { return std::min(columns, lanes()); }
+    static std::size_t second_half(std::size_t columns) { return columns - first_half(columns); }
 
     // X[i0..] = beta V + from_u (K S) + sum_{j < i0} (-L) X, then the tile's own triangle in registers.
     HWY_NOINLINE void solve(std::size_t i0, std::size_t v0, std::size_t columns, const Element* operand) {
         const FloatTag d;
+        const std::size_t l = lanes(), strip = 2 * l, left = first_half(columns), right = second_half(columns);
         FQLA_TILE_ZERO()
-        FQLA_TILE_OVER_K(s.keys.depth_k / kTileRows, s.keys.keys + i0 * kTileRows, C, operand, lanes())
-#define FQLA_ROW(i)                                                                                                  \
-    x##i = hn::MulAdd(hn::Set(d, s.from_u[i0 + i]), x##i,                                                            \
-                      hn::Mul(hn::Set(d, s.gates.beta[i0 + i]), value(i0 + i, v0, columns)));
+        FQLA_TILE_OVER_K(s.keys.depth_k / kTileRows, s.keys.keys + i0 * kTileRows, C, operand, strip, l)
+#define FQLA_ROW(i)                                       \
+    x##i = right_hand_side(i0 + i, v0, left, x##i);       \
+    y##i = right_hand_side(i0 + i, v0 + l, right, y##i);
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
-        const float* HWY_RESTRICT lower = s.lower + i0;
+        const float* lower = s.lower + i0;
         for (std::size_t j = 0; j < i0; ++j, lower += C) {
-            const auto b = hn::Load(d, s.x + j * lanes());
-#define FQLA_ROW(i) x##i = hn::MulAdd(hn::Set(d, lower[i]), b, x##i);
+            const auto b0 = hn::Load(d, s.x + j * strip), b1 = hn::Load(d, s.x + j * strip + l);
+#define FQLA_ROW(i)                                     \
+    x##i = hn::MulAdd(hn::Set(d, lower[i]), b0, x##i);  \
+    y##i = hn::MulAdd(hn::Set(d, lower[i]), b1, y##i);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
-#define FQLA_PAIR(j, i) x##i = hn::MulAdd(hn::Set(d, lower[j * C + i]), x##j, x##i);
+#define FQLA_PAIR(j, i)                                               \
+    x##i = hn::MulAdd(hn::Set(d, lower[j * C + i]), x##j, x##i);      \
+    y##i = hn::MulAdd(hn::Set(d, lower[j * C + i]), y##j, y##i);
         FQLA_EACH_PAIR(FQLA_PAIR)
 #undef FQLA_PAIR
-        const float* HWY_RESTRICT factor = s.to_state + i0;
-#define FQLA_ROW(i)                                 \
-    hn::Store(x##i, d, s.x + (i0 + i) * lanes());   \
-    x##i = hn::Mul(hn::Set(d, factor[i]), x##i);
+        const float* factor = s.to_state + i0;
+#define FQLA_ROW(i)                                     \
+    hn::Store(x##i, d, s.x + (i0 + i) * strip);         \
+    hn::Store(y##i, d, s.x + (i0 + i) * strip + l);     \
+    x##i = hn::Mul(hn::Set(d, factor[i]), x##i);        \
+    y##i = hn::Mul(hn::Set(d, factor[i]), y##i);
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
-        Element* to = s.x_state + i0 / Dot::kDepth * lanes();
+        Element* to = s.x_state + i0 / Dot::kDepth * strip;
         if constexpr (Dot::kDepth == 1) {
-#define FQLA_ROW(i) hn::Store(x##i, d, to + i * lanes());
+#define FQLA_ROW(i)                          \
+    hn::Store(x##i, d, to + i * strip);      \
+    hn::Store(y##i, d, to + i * strip + l);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         } else {
-#define FQLA_ROW(i, j) hn::Store(bf16_pair(x##i, x##j), WordTag(), to + i / 2 * lanes());
-            FQLA_EACH_COUPLE(FQLA_ROW)
-#undef FQLA_ROW
+            FQLA_TILE_STORE_PAIRS(to)
         }
     }
 
     // O[i0..] = from_o (Q S) + P X
     HWY_NOINLINE void output(std::size_t i0, std::size_t v0, std::size_t columns, const Element* operand) {
         const FloatTag d;
+        const std::size_t l = lanes(), strip = 2 * l, left = first_half(columns), right = second_half(columns);
         FQLA_TILE_ZERO()
-        FQLA_TILE_OVER_K(s.keys.depth_k / kTileRows, s.keys.queries + i0 * kTileRows, C, operand, lanes())
-#define FQLA_ROW(i) x##i = hn::Mul(hn::Set(d, s.from_o[i0 + i]), x##i);
+        FQLA_TILE_OVER_K(s.keys.depth_k / kTileRows, s.keys.queries + i0 * kTileRows, C, operand, strip, l)
+#define FQLA_ROW(i)                                         \
+    x##i = hn::Mul(hn::Set(d, s.from_o[i0 + i]), x##i);     \
+    y##i = hn::Mul(hn::Set(d, s.from_o[i0 + i]), y##i);
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
-        const float* HWY_RESTRICT upper = s.upper + i0;
-        for (std::size_t j = 0; j < i0; ++j, upper += C) {
-            const auto b = hn::Load(d, s.x + j * lanes());
-#define FQLA_ROW(i) x##i = hn::MulAdd(hn::Set(d, upper[i]), b, x##i);
+        const float* upper = s.upper + i0;
+        for (std::size_t j = 0; j < i0 + kTileRows; ++j, upper += C) {
+            const auto b0 = hn::Load(d, s.x + j * strip), b1 = hn::Load(d, s.x + j * strip + l);
+#define FQLA_ROW(i)                                     \
+    x##i = hn::MulAdd(hn::Set(d, upper[i]), b0, x##i);  \
+    y##i = hn::MulAdd(hn::Set(d, upper[i]), b1, y##i);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
-        const float* HWY_RESTRICT own = s.x + i0 * lanes();
-#define FQLA_PAIR(j, i) x##i = hn::MulAdd(hn::Set(d, upper[j * C + i]), hn::Load(d, own + j * lanes()), x##i);
-#define FQLA_ROW(i) FQLA_PAIR(i, i)
-        FQLA_EACH_ROW(FQLA_ROW)
-        FQLA_EACH_PAIR(FQLA_PAIR)
-#undef FQLA_ROW
-#undef FQLA_PAIR
         const TokenRef& o = task.call->o;
-#define FQLA_ROW(i) \
-    if (i0 + i < n) store_vector(x##i, columns, o.data, o.dtype, at(o, i0 + i, v0));
+#define FQLA_ROW(i)                                                                              \
+    if (i0 + i < n) {                                                                            \
+        store_vector(x##i, left, o.data, o.dtype, at(o, i0 + i, v0));                            \
+        if (right > 0) store_vector(y##i, right, o.data, o.dtype, at(o, i0 + i, v0 + l));        \
+    }
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
     }
@@ -223,26 +249,29 @@ private:
     // S[k0..] = rescale S + K^T X
     HWY_NOINLINE void update(std::size_t k0, float* state, Element* operand) {
         const FloatTag d;
-        float* HWY_RESTRICT to = state + k0 * lanes();
-#define FQLA_ROW(i) auto x##i = hn::Load(d, to + i * lanes());
+        const std::size_t l = lanes(), strip = 2 * l;
+        float* to = state + k0 * strip;
+#define FQLA_ROW(i) auto x##i = hn::Load(d, to + i * strip), y##i = hn::Load(d, to + i * strip + l);
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         if (rescale != 1.0f) {
             const auto factor = hn::Set(d, rescale);
-#define FQLA_ROW(i) x##i = hn::Mul(factor, x##i);
+#define FQLA_ROW(i)                \
+    x##i = hn::Mul(factor, x##i);  \
+    y##i = hn::Mul(factor, y##i);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
         const Element* block = s.keys.by_token + k0 / kTileRows * (C / Dot::kDepth * kTileRows);
-        FQLA_TILE_OVER_TOKENS(rows / Dot::kDepth, block, s.x_state, lanes())
-#define FQLA_ROW(i) hn::Store(x##i, d, to + i * lanes());
+        FQLA_TILE_OVER_TOKENS(rows / Dot::kDepth, block, s.x_state, strip, l)
+#define FQLA_ROW(i)                          \
+    hn::Store(x##i, d, to + i * strip);      \
+    hn::Store(y##i, d, to + i * strip + l);
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         if constexpr (Dot::kDepth == 2) {
-            Element* HWY_RESTRICT pairs = operand + k0 / 2 * lanes();
-#define FQLA_ROW(i, j) hn::Store(bf16_pair(x##i, x##j), WordTag(), pairs + i / 2 * lanes());
-            FQLA_EACH_COUPLE(FQLA_ROW)
-#undef FQLA_ROW
+            Element* pairs = operand + k0 / 2 * strip;
+            FQLA_TILE_STORE_PAIRS(pairs)
         }
     }
 };
@@ -285,9 +314,9 @@ struct ForwardRun {
     HWY_INLINE Strip strip(std::int32_t key_head, std::size_t r, std::size_t p) const {
         const std::size_t lag = static_cast<std::size_t>(key_head - task.key_begin) * group + r;
         const std::size_t at = lag * static_cast<std::size_t>(task.shape.slice_strips) + p;
-        const std::size_t v0 = (static_cast<std::size_t>(task.strip_begin) + p) * lanes();
-        return {call.value_head(key_head, static_cast<std::int32_t>(r)), lag, v0, std::min(lanes(), width - v0),
-                s.state + at * pk * lanes(), s.operand + at * (pk / Dot::kDepth) * lanes()};
+        const std::size_t v0 = (static_cast<std::size_t>(task.strip_begin) + p) * strip_columns();
+        return {call.value_head(key_head, static_cast<std::int32_t>(r)), lag, v0, std::min(strip_columns(), width - v0),
+                s.state + at * pk * strip_columns(), s.operand + at * (pk / Dot::kDepth) * strip_columns()};
     }
 
     template <class F>
@@ -297,7 +326,7 @@ struct ForwardRun {
                 for (std::size_t p = 0; p < strips; ++p) f(strip(h, r, p));
     }
 
-    HWY_INLINE Tile tile(const Strip& at) const { return {at.state, lanes(), dim_k, pk}; }
+    HWY_INLINE Tile tile(const Strip& at) const { return {at.state, strip_columns(), dim_k, pk}; }
 
     HWY_INLINE StateRef carry_ref(const float* data) const {
         return {const_cast<float*>(data), DType::f32, 1, 0, std::int64_t(dim_k * width), std::int64_t(width), 1, 0};
@@ -311,9 +340,9 @@ struct ForwardRun {
             } else if (task.from == StateEnd::carry) {
                 load_tile(carry_ref(task.carry_in), 0, at.head, at.v0, at.columns, tile(at), s.turn);
             } else {
-                fill(at.state, pk * lanes(), 0.0f);
+                fill(at.state, pk * strip_columns(), 0.0f);
                 if (task.from == StateEnd::identity)
-                    for (std::size_t j = 0; j < at.columns; ++j) at.state[(at.v0 + j) * lanes() + j] = 1.0f;
+                    for (std::size_t j = 0; j < at.columns; ++j) at.state[(at.v0 + j) * strip_columns() + j] = 1.0f;
             }
             make_operand<Dot>(at.state, pk, at.operand);
         });
@@ -323,7 +352,7 @@ struct ForwardRun {
     HWY_INLINE void write_states(const StateRef& to, std::int64_t row) {
         each_strip([&](const Strip& at) {
             if (s.lag[at.lag] != 1.0f) {
-                scale_row(at.state, pk * lanes(), s.lag[at.lag]);
+                scale_row(at.state, pk * strip_columns(), s.lag[at.lag]);
                 make_operand<Dot>(at.state, pk, at.operand);
             }
             store_tile(tile(at), at.v0, at.columns, to, row, at.head, s.turn);

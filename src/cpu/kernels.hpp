@@ -60,8 +60,9 @@ struct BackwardTask {
     std::int64_t sequence = 0;
     Span span;
     std::int32_t key_head = 0;
-    float* d_A_log = nullptr;    // [Hv] partial sums of this sequence
-    float* d_dt_bias = nullptr;  // [Hv]
+    std::int64_t scratch_tokens = 0;  // tokens the scratch memory was sized for
+    double* d_A_log = nullptr;        // [Hv] partial sums of this sequence
+    double* d_dt_bias = nullptr;      // [Hv]
 };
 
 struct Kernels {

@@ -54,9 +54,6 @@ struct Bf16Store {
     static HWY_INLINE void store_one(float x, std::uint16_t* p) { *p = float_to_bf16(x); }
 };
 
-// Rows or vectors that fit in registers with two accumulators each.
-inline constexpr std::size_t kHalfRows = kTileRows / 2;
-
 // One token of one value head, operands ready. k and q hold padded_k floats, zeros past dim_k.
 struct Token {
     const float *k, *q;  // with norms and scale folded in
@@ -80,7 +77,7 @@ HWY_NOINLINE void step_kv(const Token& token, std::size_t dim_k, std::size_t dim
     };
     const auto wide = [&](std::size_t v) {
 #define FQLA_ROW(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
-        FQLA_EACH_HALF_ROW(FQLA_ROW)
+        FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         const typename Store::Type* s = from + v;
         for (std::size_t k = 0; k < dim_k; ++k, s += from_row) {
@@ -91,26 +88,26 @@ HWY_NOINLINE void step_kv(const Token& token, std::size_t dim_k, std::size_t dim
         x##i = hn::MulAdd(state, kk, x##i);        \
         y##i = hn::MulAdd(state, qq, y##i);        \
     }
-            FQLA_EACH_HALF_ROW(FQLA_ROW)
+            FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
 #define FQLA_ROW(i) finish(v + i * l, x##i, y##i);
-        FQLA_EACH_HALF_ROW(FQLA_ROW)
+        FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
 #define FQLA_ROW(i) x##i = hn::LoadU(d, token.delta + v + i * l);
-        FQLA_EACH_HALF_ROW(FQLA_ROW)
+        FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         s = from + v;
         typename Store::Type* t = to + v;
         for (std::size_t k = 0; k < dim_k; ++k, s += from_row, t += to_row) {
             const auto kk = hn::Set(d, token.k[k]);
 #define FQLA_ROW(i) Store::store(hn::MulAdd(kk, x##i, hn::Mul(decay, Store::load(s + i * l))), t + i * l);
-            FQLA_EACH_HALF_ROW(FQLA_ROW)
+            FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
     };
     std::size_t v = 0;
-    for (; v + kHalfRows * l <= dim_v; v += kHalfRows * l) wide(v);
+    for (; v + kTileRows * l <= dim_v; v += kTileRows * l) wide(v);
     for (; v + l <= dim_v; v += l) {
         auto u = hn::Zero(d), r = hn::Zero(d);
         for (std::size_t k = 0; k < dim_k; ++k) {
@@ -173,9 +170,9 @@ HWY_NOINLINE void step_vk(const Token& token, std::size_t dim_k, std::size_t dim
             Store::store_one(token.decay * Store::load_one(s + k) + token.k[k] * token.delta[v], t + k);
     };
     std::size_t v = 0;
-    for (; v + kHalfRows <= dim_v; v += kHalfRows) {
+    for (; v + kTileRows <= dim_v; v += kTileRows) {
 #define FQLA_ROW(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
-        FQLA_EACH_HALF_ROW(FQLA_ROW)
+        FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         const typename Store::Type* s = from + std::int64_t(v) * from_row;
         for (std::size_t k = 0; k < whole; k += l) {
@@ -186,13 +183,13 @@ HWY_NOINLINE void step_vk(const Token& token, std::size_t dim_k, std::size_t dim
         x##i = hn::MulAdd(state, kk, x##i);                                        \
         y##i = hn::MulAdd(state, qq, y##i);                                        \
     }
-            FQLA_EACH_HALF_ROW(FQLA_ROW)
+            FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
 #define FQLA_ROW(i) finish(v + i, hn::GetLane(hn::SumOfLanes(d, x##i)), hn::GetLane(hn::SumOfLanes(d, y##i)));
-        FQLA_EACH_HALF_ROW(FQLA_ROW)
+        FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
-        for (std::size_t i = 0; i < kHalfRows; ++i) update(v + i);
+        for (std::size_t i = 0; i < kTileRows; ++i) update(v + i);
     }
     for (; v < dim_v; ++v) {
         auto u = hn::Zero(d), r = hn::Zero(d);

@@ -45,7 +45,7 @@ using FloatVec = hn::Vec<FloatTag>;
 using WordTag = hn::RebindToUnsigned<FloatTag>;
 
 HWY_INLINE std::size_t lanes() { return hn::Lanes(FloatTag()); }
-HWY_INLINE std::size_t strip_columns() { return lanes(); }  // value columns of a register tile
+HWY_INLINE std::size_t strip_columns() { return 2 * lanes(); }  // value columns of a register tile
 
 // ---------------------------------------------------------------------------------------------- conversions
 

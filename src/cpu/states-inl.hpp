@@ -16,7 +16,7 @@ FQLA_BEGIN_TARGET
 namespace flashqla::cpu {
 namespace HWY_NAMESPACE {
 
-// A [K, columns] block of a state as rows of `ld` floats; rows dim_k..padded_k-1 and columns past the state are zero.
+// A [K, strip] block of a state as rows of `ld` floats; rows dim_k..padded_k-1 and columns past the state are zero.
 struct Tile {
     float* data;
     std::size_t ld;
@@ -27,12 +27,14 @@ struct Tile {
 HWY_INLINE void load_tile(const StateRef& s, std::int64_t row, std::int64_t head, std::size_t v0, std::size_t columns,
                           const Tile& tile, float* turn) {
     const std::int64_t base = s.offset(row, head);
-    fill(tile.data, tile.padded_k * tile.ld, 0.0f);
-    if (s.v == 1) {
-        for (std::size_t k = 0; k < tile.dim_k; ++k)
-            load_row(s.data, s.dtype, base + std::int64_t(k) * s.k + std::int64_t(v0), columns, tile.data + k * tile.ld);
-        return;
+    const bool by_row = s.v == 1;
+    for (std::size_t k = 0; k < tile.padded_k; ++k) {
+        float* row = tile.data + k * tile.ld;
+        const std::size_t used = by_row && k < tile.dim_k ? columns : 0;
+        if (used) load_row(s.data, s.dtype, base + std::int64_t(k) * s.k + std::int64_t(v0), columns, row);
+        for (std::size_t j = used; j < strip_columns(); ++j) row[j] = 0.0f;
     }
+    if (by_row) return;
     const std::size_t rows = (columns + 3) / 4 * 4, wide = (tile.dim_k + 3) / 4 * 4;
     fill(turn, rows * tile.padded_k, 0.0f);
     for (std::size_t v = 0; v < columns; ++v)

@@ -60,6 +60,11 @@ TEST(Cli, HelpDocumentsTheGrammar) {
     }
 }
 
+TEST(Cli, DocumentationHasTheGrammarAsItIs) {
+    EXPECT_NE(contents(FQLA_SOURCE "/docs/cli.md").find(cases::grammar_help()), std::string::npos)
+        << "docs/cli.md: the block with the grammar has to be what `flashqla --help` prints";
+}
+
 TEST(Cli, CheckPasses) {
     const Outcome run = flashqla("check 'fwd:t=60..65,hv2,k16' 'bwd:t9,k8' 'dec:k8'");
     EXPECT_EQ(run.code, 0) << run.out << run.err;

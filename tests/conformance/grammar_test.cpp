@@ -6,6 +6,7 @@
 
 #include "cases/instance.hpp"
 #include "cases/numbers.hpp"
+#include "cases/random_case.hpp"
 
 namespace flashqla::cases {
 namespace {
@@ -95,6 +96,16 @@ TEST(Grammar, GarbageEndsInASentence) {
             EXPECT_EQ(parse_case(to_line(c.value)).value, c.value) << line;
         }
         (void)expand(line);
+    }
+}
+
+TEST(Grammar, RandomCasesComeBack) {
+    for (std::uint64_t seed = 1; seed < 3000; ++seed) {
+        const Case c = random_case(seed);
+        const Parsed<Case> again = parse_case(to_line(c));
+        ASSERT_TRUE(again.ok()) << to_line(c) << ": " << again.error;
+        EXPECT_EQ(to_line(again.value), to_line(c));
+        EXPECT_EQ(again.value, c) << to_line(c);
     }
 }
 

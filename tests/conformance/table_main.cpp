@@ -1,7 +1,8 @@
 // Runs case tables as tests: every line is a test, on every SIMD target that this processor can execute.
 //
-//   conformance_tests [--backend NAME] [--one-target] TABLE... [GoogleTest options]
+//   conformance_tests [--backend NAME] [--one-target] [--random COUNT] [TABLE...] [GoogleTest options]
 //
+// --random adds seeded random cases (FQLA_TEST_SEED chooses others; a failure prints the line of its case).
 // The oracle's answers are computed once, in this process. Then each target gets a child process of its own, because
 // the library picks its target once in a process (FQLA_CPU_TARGET).
 #include <gtest/gtest.h>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "cases/grammar.hpp"
+#include "cases/random_case.hpp"
 #include "cases/runner.hpp"
 
 namespace {
@@ -127,25 +129,26 @@ int run_target(const std::string& target) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    testing::GTEST_FLAG(brief) = true;  // thousands of tests: what passes is not worth a line
     testing::InitGoogleTest(&argc, argv);
-    // Thousands of tests: what passes is not worth a line.
-    const char* brief = std::getenv("GTEST_BRIEF");
-    testing::GTEST_FLAG(brief) = !(brief && std::string(brief) == "0");
     std::string backend = has_backend("cpu") ? "cpu" : "reference";
     bool one_target = std::getenv("FQLA_CPU_TARGET") != nullptr;
     std::vector<std::string> tables;
+    long random_count = 0;
     for (int i = 1; i < argc; ++i) {
         const std::string argument = argv[i];
         if (argument == "--backend" && i + 1 < argc) {
             backend = argv[++i];
+        } else if (argument == "--random" && i + 1 < argc) {
+            random_count = std::atol(argv[++i]);
         } else if (argument == "--one-target") {
             one_target = true;
         } else {
             tables.push_back(argument);
         }
     }
-    if (tables.empty()) {
-        std::fprintf(stderr, "usage: conformance_tests [--backend NAME] [--one-target] TABLE...\n");
+    if (tables.empty() && random_count < 1) {
+        std::fprintf(stderr, "usage: conformance_tests [--backend NAME] [--one-target] [--random COUNT] [TABLE...]\n");
         return 2;
     }
     std::vector<TableCase> lines;
@@ -165,6 +168,13 @@ int main(int argc, char** argv) {
             if (c.value.backend.empty()) c.value.backend = backend;
             lines.push_back({c.value, where, nullptr});
         }
+    }
+    const char* seed_text = std::getenv("FQLA_TEST_SEED");
+    const std::uint64_t first = seed_text ? std::strtoull(seed_text, nullptr, 10) : 1;
+    for (long i = 0; i < random_count; ++i) {
+        const std::uint64_t seed = first + static_cast<std::uint64_t>(i);
+        lines.push_back({cases::random_case(seed), "random case " + std::to_string(seed), nullptr});
+        lines.back().c.backend = backend;
     }
     // A line may stand in two tables, and two lines may mean the same case.
     std::map<std::string, int> seen;

@@ -2,10 +2,8 @@
 # -DNM= -DLIBRARY= -DINCLUDE=
 cmake_minimum_required(VERSION 3.25)
 
-execute_process(COMMAND ${NM} -DC --defined-only ${LIBRARY} OUTPUT_VARIABLE table COMMAND_ERROR_IS_FATAL ANY)
-# Square brackets would join the items of a CMake list.
-string(REPLACE "[abi:cxx11]" "" table "${table}")
-string(REPLACE ";" "," table "${table}")
+# Names stay mangled: not every nm can demangle a name that carries a version.
+execute_process(COMMAND ${NM} --dynamic --defined-only ${LIBRARY} OUTPUT_VARIABLE table COMMAND_ERROR_IS_FATAL ANY)
 string(REPLACE "\n" ";" lines "${table}")
 
 file(READ ${INCLUDE}/flashqla.h header)
@@ -16,24 +14,27 @@ foreach(declaration IN LISTS declarations)
     list(APPEND c_api ${CMAKE_MATCH_1})
 endforeach()
 
-set(cpp_functions tensor size_of name_of forward backward decode commit version abi_version backend_names system_info)
+# _ZN 8flashqla 7forward E...: length and name, and the members of the two exported classes
+set(cpp_api Plan Status tensor size_of name_of forward backward decode commit version abi_version backend_names
+    system_info)
+
 set(found "")
 set(strangers "")
 foreach(line IN LISTS lines)
-    string(REGEX REPLACE "^[0-9a-f]* +[A-Za-z] " "" symbol "${line}")
-    string(REGEX REPLACE "@.*$" "" symbol "${symbol}")
-    if(symbol STREQUAL "" OR line MATCHES " A FLASHQLA_")
+    if(NOT line MATCHES "^[0-9a-f]+ +([A-Za-z]) +([^@]+)" OR CMAKE_MATCH_1 STREQUAL "A")
         continue()
     endif()
-    string(REGEX MATCH "^flashqla::([A-Za-z_]+)(\\(|::)" is_cpp "${symbol}")
-    set(name "${CMAKE_MATCH_1}")
-    set(next "${CMAKE_MATCH_2}")
+    set(symbol ${CMAKE_MATCH_2})
     if(symbol IN_LIST c_api)
         list(APPEND found ${symbol})
-    elseif(is_cpp AND next STREQUAL "(" AND name IN_LIST cpp_functions)
-    elseif(symbol MATCHES "^flashqla::(Plan|Status)::[A-Za-z_]+\\(")
-    else()
-        list(APPEND strangers "${symbol}")
+        continue()
+    endif()
+    set(name "")
+    if(symbol MATCHES "^_ZNK?8flashqla([0-9]+)(.*)$")
+        string(SUBSTRING ${CMAKE_MATCH_2} 0 ${CMAKE_MATCH_1} name)
+    endif()
+    if(NOT name IN_LIST cpp_api)
+        list(APPEND strangers ${symbol})
     endif()
 endforeach()
 

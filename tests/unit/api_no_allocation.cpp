@@ -53,16 +53,6 @@ protected:
     }
 };
 
-std::vector<std::string> backend_list() {
-    std::vector<std::string> names;
-    std::string text = backend_names();
-    for (std::size_t comma; (comma = text.find(", ")) != std::string::npos; text.erase(0, comma + 2)) {
-        names.push_back(text.substr(0, comma));
-    }
-    names.push_back(text);
-    return names;
-}
-
 TEST_P(ApiNoAllocation, Forward) {
     expect_none(ForwardSetup(fixed_problem(), options()));
     ForwardSetup pooled(packed_problem(), options());

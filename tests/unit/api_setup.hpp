@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <new>
@@ -119,6 +120,17 @@ inline PlanOptions on_reference() {
     PlanOptions options;
     options.backend = "reference";
     return options;
+}
+
+// Names of all backends of this build.
+inline std::vector<std::string> backend_list() {
+    std::vector<std::string> names;
+    std::string text = backend_names();
+    for (std::size_t comma; (comma = text.find(", ")) != std::string::npos; text.erase(0, comma + 2)) {
+        names.push_back(text.substr(0, comma));
+    }
+    names.push_back(text);
+    return names;
 }
 
 struct ForwardSetup {
