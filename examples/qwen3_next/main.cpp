@@ -124,10 +124,16 @@ int run(const Options& options) {
         static_cast<long long>(c.layers), static_cast<long long>(c.hidden), c.heads_k, c.heads_v, c.dim_k, c.dim_v,
         1e-6 * static_cast<double>(model.parameters),
         std::string(engine.prefill_plan().backend(flashqla::Pass::forward)).c_str());
-    if (!options.prompts.empty()) run_prompts(model, options);
-    if (options.score) run_score(model, options);
-    if (options.bench) bench(model, read_file(options.directory + "/heldout.txt"), options.backend);
-    if (options.check && !check_all(model, options.directory, options.backend)) return 1;
+    bool first = true;
+    const auto section = [&](bool wanted) {
+        if (wanted && !first) std::printf("\n");
+        first = first && !wanted;
+        return wanted;
+    };
+    if (section(!options.prompts.empty())) run_prompts(model, options);
+    if (section(options.score)) run_score(model, options);
+    if (section(options.bench)) bench(model, read_file(options.directory + "/heldout.txt"), options.backend);
+    if (section(options.check) && !check_all(model, options.directory, options.backend)) return 1;
     return 0;
 }
 

@@ -124,19 +124,22 @@ struct BackwardScratch {
     float *d_o_blocked, *d_x_blocked, *d_u_blocked, *x_blocked;  // [C, V]
     float *x_turned;                     // [V, C]
     float *through_state;                // [C, K] e (dO S^T), then U' S^T, then r X D^T
-    float *d_gamma, *d_beta;             // [C]
+    double* d_gamma;                     // [C] NOTE: double, so that what enters at one token and leaves at another
+                                         // cancels in the running sum
+    float* d_beta;                       // [C]
     float *state, *d_state, *d_state_turned;  // [K, V], [K, V], [V, K]
     float *turn;
     float *states;                       // [chunks, V, K] transposed state entering each chunk
-    float *deltas, *residuals;           // [tokens, V]
+    float *deltas, *decayed_reads;       // [tokens, V] X and e U. NOTE: e U is kept, not V - e U: under strong decay
+                                         // the difference could not be undone
     float *d_q, *d_k;                    // [tokens, K] sums over the group
 
     template <class Booker>
     void book(Booker& b, std::size_t kc, std::size_t vc, std::size_t tokens) {
         const std::size_t chunks = (tokens + C - 1) / C, padded = chunks * C;
-        for (float** p : {&gates.high, &gates.low, &gates.decay, &gates.rest, &gates.beta, &norm_k, &norm_q, &d_gamma,
-                          &d_beta})
+        for (float** p : {&gates.high, &gates.low, &gates.decay, &gates.rest, &gates.beta, &norm_k, &norm_q, &d_beta})
             b.take(*p, C);
+        b.take(d_gamma, C);
         for (float** p : {&k, &q, &k_blocked, &q_blocked, &through_state}) b.take(*p, C * kc);
         b.take(turned, kc * 2 * C);
         for (float** p : {&gram_k, &gram_q, &lower, &lower_rows, &upper_rows, &decay_ij, &d_lower, &d_upper, &sum_k,
@@ -147,7 +150,7 @@ struct BackwardScratch {
         for (float** p : {&state, &d_state, &d_state_turned}) b.take(*p, kc * vc);
         b.take(turn, strip_columns() * (kc + kTileRows));
         b.take(states, chunks * kc * vc);
-        b.take(deltas, padded * vc), b.take(residuals, padded * vc);
+        b.take(deltas, padded * vc), b.take(decayed_reads, padded * vc);
         b.take(d_q, padded * kc), b.take(d_k, padded * kc);
     }
 };
@@ -297,16 +300,16 @@ struct BackwardRun {
             fill_lower();
             transpose(s.state, vc, kc, vc, s.states + std::size_t(t) / C * kc * vc, kc);
             float* x = s.deltas + std::size_t(t) * vc;
-            float* residual = s.residuals + std::size_t(t) * vc;
+            float* read = s.decayed_reads + std::size_t(t) * vc;
             load_rows(call.v, head, dim_v, vc, s.values);
             product_over_k<false>(rows, vc, kc / kTileRows, s.k_blocked, s.state, vc, x, vc);  // U
             const FloatTag d;
             for (std::size_t i = 0; i < rows; ++i) {
                 const auto e = hn::Set(d, s.gates.decay[i]), beta = hn::Set(d, s.gates.beta[i]);
                 for (std::size_t v = 0; v < vc; v += lanes()) {
-                    const auto r = hn::NegMulAdd(e, hn::Load(d, x + i * vc + v), hn::Load(d, s.values + i * vc + v));
-                    hn::Store(r, d, residual + i * vc + v);
-                    hn::Store(hn::Mul(beta, r), d, x + i * vc + v);
+                    const auto eu = hn::Mul(e, hn::Load(d, x + i * vc + v));
+                    hn::Store(eu, d, read + i * vc + v);
+                    hn::Store(hn::Mul(beta, hn::Sub(hn::Load(d, s.values + i * vc + v), eu)), d, x + i * vc + v);
                 }
             }
             substitute(x);
@@ -352,16 +355,17 @@ struct BackwardRun {
         fill_matrices();
         const ChunkGates& g = s.gates;
         const float* x = s.deltas + std::size_t(t) * vc;
-        const float* residual = s.residuals + std::size_t(t) * vc;
+        const float* read = s.decayed_reads + std::size_t(t) * vc;
         const float* state = s.states + std::size_t(t) / C * kc * vc;  // [V, K]
         load_rows(call.d_o, head, dim_v, vc, s.d_o);
 
-        // X' = r (K D) + P^T dO; <r X, K D> is where the decay to the chunk's end enters gamma.
+        // X' = r (K D) + P^T dO; <r X, K D> is where the decay to the chunk's end enters gamma. The last token's own
+        // would be subtracted from itself.
         product_over_k<false>(rows, vc, kc / kTileRows, s.k_blocked, s.d_state, vc, s.d_x, vc);
         double to_end = 0.0;
         for (std::size_t i = 0; i < rows; ++i) {
             scale_row(s.d_x + i * vc, vc, g.rest[i]);
-            const float part = i < n ? dot(x + i * vc, s.d_x + i * vc, vc) : 0.0f;
+            const float part = i + 1 < n ? dot(x + i * vc, s.d_x + i * vc, vc) : 0.0f;
             s.d_gamma[i] = -part;
             to_end += part;
         }
@@ -374,10 +378,10 @@ struct BackwardRun {
         small_products();
         load_rows(call.v, head, dim_v, vc, s.values);
         for (std::size_t i = 0; i < rows; ++i) {
-            const float *w = s.d_x + i * vc, *r = residual + i * vc;
-            const float with_residual = dot(w, r, vc), with_value = dot(w, s.values + i * vc, vc);
-            s.d_beta[i] += with_residual;
-            s.d_gamma[i] -= g.beta[i] * (with_value - with_residual);  // <U', U>
+            const float* w = s.d_x + i * vc;
+            const float with_read = dot(w, read + i * vc, vc);
+            s.d_beta[i] += dot(w, s.values + i * vc, vc) - with_read;  // <W', R>
+            s.d_gamma[i] -= double(g.beta[i]) * with_read;             // <U', U>
             scaled(w, -g.beta[i] * g.decay[i], vc, s.d_u + i * vc);
             if (call.d_v && i < n) {
                 scaled(w, g.beta[i], vc, s.values + i * vc);
@@ -407,7 +411,7 @@ struct BackwardRun {
         product_over_tokens<Part::all>(rows, kc, rows, s.sum_k, C, s.k, kc, 1.0f, d_k, kc);
 
         // The chunk's whole decay: <D, S> and the ends of all r.
-        s.d_gamma[n - 1] += static_cast<float>(to_end + g.total * double(dot_states(state)));
+        s.d_gamma[n - 1] += to_end + g.total * dot_states(state);
         for (std::size_t i = n; i < rows; ++i) s.d_gamma[n - 1] += s.d_gamma[i];
         store_gates();
 
@@ -423,11 +427,11 @@ struct BackwardRun {
             hn::Store(hn::Add(hn::Load(d, from + i), hn::Load(d, to + i)), d, to + i);
     }
 
-    // <D, S> in four partial sums, double at the end: it is the largest sum of the pass.
-    HWY_INLINE float dot_states(const float* state_turned) const {
+    // <D, S>, row sums in double: it is the longest sum of the pass.
+    HWY_INLINE double dot_states(const float* state_turned) const {
         double sum = 0.0;
         for (std::size_t v = 0; v < vc; ++v) sum += dot(state_turned + v * kc, s.d_state_turned + v * kc, kc);
-        return static_cast<float>(sum);
+        return sum;
     }
 
     // P', Z, their products with Gamma, and what they give to beta and gamma.
@@ -452,7 +456,7 @@ struct BackwardRun {
                 const float z = beta * l;
                 s.sum_k[i * C + j] = s.sum_k[j * C + i] = z;
                 s.d_beta[i] += l * kk;
-                const float gain = p * s.gram_q[j * C + i] + z * kk;
+                const double gain = double(p) * s.gram_q[j * C + i] + double(z) * kk;
                 s.d_gamma[i] += gain;
                 s.d_gamma[j] -= gain;
             }
