@@ -359,13 +359,14 @@ Item seed_item() {
             [](const Case& c) { return c.seed == 1 ? std::string() : "seed=" + std::to_string(c.seed); }};
 }
 
-}  // namespace
+constexpr std::int64_t kBig = std::int64_t{1} << 36;
+constexpr std::int64_t kHeads = 1 << 20, kDim = 1 << 16;
+constexpr std::int64_t kAnyNumber = std::numeric_limits<std::int64_t>::min();
 
-const std::vector<Item>& items() {
-    constexpr std::int64_t kBig = std::int64_t{1} << 36;
-    constexpr std::int64_t kHeads = 1 << 20, kDim = 1 << 16;
-    const Names<DType> f32_only = {{"f32", DType::f32}};
-    static const std::vector<Item> list = {
+// NOTE: in groups because one list of all takes compilers minutes when sanitizers are on.
+
+std::vector<Item> sizes() {
+    return {
         size_item("b", &Case::batch, 0, kBig, "a whole number from 0", "B, batch"),
         {Item::Style::size, "t", "a whole number from 0", "T, tokens; with lens= the rows, padding included",
          [](Case& c, std::string_view text) { return read(text, c.tokens) && c.tokens >= 0 && c.tokens <= kBig; },
@@ -383,6 +384,11 @@ const std::vector<Item>& items() {
         dtype_item("f32", DType::f32),
         dtype_item("bf16", DType::bf16),
         dtype_item("f16", DType::f16),
+    };
+}
+
+std::vector<Item> rule() {
+    return {
         name_item("gate", &Case::gate,
                   Names<Gate>{{"log", Gate::log}, {"raw", Gate::raw}, {"none", Gate::none}, {"vector", Gate::vector}},
                   "log, raw, none or vector", "how g is understood", true),
@@ -405,6 +411,12 @@ const std::vector<Item>& items() {
         name_item("keys", &Case::keys,
                   Names<Keys>{{"unit", Keys::unit}, {"normal", Keys::normal}, {"raw", Keys::raw}, {"same", Keys::same}},
                   "unit, normal, raw or same", "q and k: unit length; N(0,1/K); N(0,1); all keys of a head identical"),
+    };
+}
+
+std::vector<Item> types() {
+    const Names<DType> f32_only = {{"f32", DType::f32}};
+    return {
         name_item("out", &Case::out, f32_only, "f32", "type of o"),
         name_item("grad", &Case::grad, f32_only, "f32", "type of d_q, d_k, d_v"),
         name_item("state", &Case::state, kFloats, "f32, bf16 or f16", "type of every state"),
@@ -416,33 +428,46 @@ const std::vector<Item>& items() {
                   "type of cu_seqlens and of every index"),
         count_item("drows", &Case::decode_rows, 0, kBig, "a whole number from 0",
                    "the first N sequences are decode rows (mixed batch)"),
+    };
+}
+
+std::vector<Item> states() {
+    return {
         initial_item(),
         flag_item("noh0", &Case::initial, false, "no initial state (the default of fwd and bwd)"),
         flag_item("nofinal", &Case::final, false, "the final state is not wanted"),
         flag_item("inplace", &Case::in_place, true, "final_state is the memory of initial_state"),
         count_item("pool", &Case::pool, 1, kBig, "a whole number from 1",
                    "states live in a pool of N slots, updated in place"),
-        list_item("slots", &Case::slots, std::numeric_limits<std::int64_t>::min(), "whole numbers joined by +",
+        list_item("slots", &Case::slots, kAnyNumber, "whole numbers joined by +",
                   "state_indices; default a seeded choice of the pool"),
-        list_item("outslots", &Case::out_slots, std::numeric_limits<std::int64_t>::min(), "whole numbers joined by +",
-                  "state_indices_out"),
+        list_item("outslots", &Case::out_slots, kAnyNumber, "whole numbers joined by +", "state_indices_out"),
         name_item("pad", &Case::pad, Names<PadRule>{{"neg", PadRule::negative}, {"nonpos", PadRule::non_positive}},
                   "neg or nonpos", "which slots mark padding rows"),
         list_item("hasinit", &Case::has_initial, 0, "0 or 1 for each sequence, joined by +",
                   "has_initial_state; a 0 row holds NaN in its slot"),
+    };
+}
+
+std::vector<Item> speculation() {
+    return {
         checkpoint_item(),
         name_item("verify", &Case::verify,
                   Names<Verify>{{"slots", Verify::slots}, {"buffer", Verify::buffer}, {"tree", Verify::tree}},
                   "slots, buffer or tree",
                   "speculative decode: a slot per token; an intermediate buffer with commit(); a token tree"),
         count_item("columns", &Case::columns, 1, kBig, "a whole number from 1", "S of state_indices [N,S]; default T"),
-        list_item("accepted", &Case::accepted, std::numeric_limits<std::int64_t>::min(), "whole numbers joined by +",
+        list_item("accepted", &Case::accepted, kAnyNumber, "whole numbers joined by +",
                   "num_accepted (slots), or what commit() accepts (buffer, tree)"),
-        list_item("buf", &Case::buffer_rows, std::numeric_limits<std::int64_t>::min(), "whole numbers joined by +",
-                  "intermediate_indices"),
+        list_item("buf", &Case::buffer_rows, kAnyNumber, "whole numbers joined by +", "intermediate_indices"),
         flag_item("nocommit", &Case::commit, false, "commit_state = false"),
         drop_item(),
         skip_item(),
+    };
+}
+
+std::vector<Item> plan() {
+    return {
         flag_item("strided", &Case::strided, true,
                   "q, k, v are slices of one packed tensor, g and beta lie at odd element offsets, outputs, states and "
                   "indices have gaps"),
@@ -452,6 +477,11 @@ const std::vector<Item>& items() {
         flag_item("inv", &Case::batch_invariant, true, "PlanOptions::batch_invariant"),
         seed_item(),
         backend_item(),
+    };
+}
+
+std::vector<Item> properties() {
+    return {
         same_item(),
         flag_item("alone", &Case::alone, true,
                   "every sequence alone equals the batch (bitwise with inv, else within tolerance)"),
@@ -468,6 +498,18 @@ const std::vector<Item>& items() {
                   Names<Expect>{{"ok", Expect::ok}, {"unsupported", Expect::unsupported}, {"invalid", Expect::invalid}},
                   "ok, unsupported or invalid", "the outcome that passes the check"),
     };
+}
+
+}  // namespace
+
+const std::vector<Item>& items() {
+    static const std::vector<Item> list = [] {
+        std::vector<Item> all;
+        for (auto* group : {sizes, rule, types, states, speculation, plan, properties}) {
+            for (Item& item : group()) all.push_back(std::move(item));
+        }
+        return all;
+    }();
     return list;
 }
 

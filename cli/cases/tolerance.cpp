@@ -34,7 +34,7 @@ Tolerance tolerance(const Case& c, std::string_view output, DType stored, std::i
     constexpr double kF32 = 1e-5;
     const double round = rounding(stored, head_elements);
     if (c.io == DType::f32) {
-        t.per_head = t.whole = kF32 + round;
+        t.whole = kF32 + round;
     } else {
         // The figures of token outputs include their rounding, those of states are for f32 states.
         const bool by_token = output == "o" || output == "d_q" || output == "d_k" || output == "d_v";
@@ -42,13 +42,13 @@ Tolerance tolerance(const Case& c, std::string_view output, DType stored, std::i
         // Eight times the significand, and never below what f32 arithmetic gives.
         t.whole = c.io == DType::bf16 ? bf16 : std::max(bf16 / 8, kF32) + (stored == DType::f16 ? 0 : round);
         t.whole = std::max(t.whole, kF32 + round);
-        // All keys identical: each token replaces the value of the one before, so a chunk adds up 64 differences that
-        // were rounded one by one. With beta = 2 the old value changes sign instead of going away, and the rounding
-        // of every token so far stays.
-        if (c.keys == Keys::same) t.whole *= c.negative ? std::max(4.0, std::sqrt(static_cast<double>(c.tokens))) : 4.0;
-        // One head has fewer terms to average over than the whole.
-        t.per_head = 2 * t.whole;
     }
+    // All keys identical: each token replaces the value of the one before, so a chunk adds up 64 differences that were
+    // rounded one by one. With beta = 2 the old value changes sign instead of going away, and the rounding of every
+    // token so far stays.
+    if (c.keys == Keys::same) t.whole *= c.negative ? std::max(4.0, std::sqrt(static_cast<double>(c.tokens))) : 4.0;
+    // With 16-bit inputs one head has fewer roundings to average over than the whole.
+    t.per_head = c.io == DType::f32 ? t.whole : 2 * t.whole;
     // Gate gradients are differences of sums over all later tokens.
     t.floor = output == "d_g" || output == "d_A_log" || output == "d_dt_bias" ? 1e-2 : 1e-3;
     t.absolute = stored == DType::f16 ? 0x1p-25 : 1e-37;

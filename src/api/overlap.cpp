@@ -33,7 +33,7 @@ bool apart_modulo(const Extent& a, const Extent& b, std::int64_t pitch) noexcept
 }  // namespace
 
 bool make_extent(const TensorView& view, Extent& extent) noexcept {
-    extent = {};
+    extent.rank = 0;
     extent.element = static_cast<std::int64_t>(size_of(view.dtype));
     if (__builtin_add_overflow(reinterpret_cast<std::uintptr_t>(view.data), 0, &extent.base)) return false;
     extent.low = extent.high = extent.base;

@@ -7,14 +7,14 @@
 
 namespace flashqla {
 
-// A view in bytes, relative to address 0. Dimensions of size 1 are dropped.
+// A view in bytes, relative to address 0. Dimensions of size 1 are dropped; only the first `rank` sizes are set.
 struct Extent {
     std::int64_t base = 0;           // address of element 0
     std::int64_t low = 0, high = 0;  // first byte and one past the last byte touched; equal = nothing touched
     std::int64_t element = 0;        // bytes of an element
     std::int32_t rank = 0;
-    std::int64_t size[kMaxRank] = {};
-    std::int64_t stride[kMaxRank] = {};  // in bytes, may be negative or 0
+    std::int64_t size[kMaxRank];
+    std::int64_t stride[kMaxRank];  // in bytes, may be negative or 0
 
     bool empty() const noexcept { return low == high; }
 };

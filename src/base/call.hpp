@@ -155,8 +155,9 @@ inline Slots slots_of(const DecodeCall& call, std::int64_t n) noexcept {
     if (call.state_indices) {
         std::int64_t column = 0;
         if (call.num_accepted) {
-            column = call.num_accepted.at(n) - 1;
-            if (column < 0 || column >= call.state_indices.columns) return {true, -1, -1};
+            const std::int64_t accepted = call.num_accepted.at(n);
+            if (accepted < 1 || accepted > call.state_indices.columns) return {true, -1, -1};
+            column = accepted - 1;
         }
         slots.read = slots.write = call.state_indices.at(n, column);
         if (is_padding(rule, slots.read)) return {true, -1, -1};

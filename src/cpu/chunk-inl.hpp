@@ -112,16 +112,6 @@ struct ChunkKeys {
         products(padded);
     }
 
-    // Row i of what a later load() will read.
-    HWY_INLINE void prefetch(const Inputs& in, const Span& span, std::int64_t first, std::size_t i,
-                             std::int32_t head) const {
-        const std::int64_t t = first + static_cast<std::int64_t>(i);
-        if (t >= span.length) return;
-        for (const TokenRef* x : {&in.k, &in.q})
-            prefetch_row<false>(x->data, x->dtype, x->offset(span.batch, span.begin + t, head),
-                                static_cast<std::size_t>(in.problem.dim_k));
-    }
-
 private:
 
     HWY_INLINE void load_one(const Inputs& in, const TokenRef& x, const Span& span, std::int64_t first, std::size_t n,

@@ -14,9 +14,9 @@ namespace flashqla::cpu {
 namespace {
 
 #if HWY_ARCH_X86
-bool has_bf16_dot() { return __builtin_cpu_supports("avx512bf16"); }
+[[maybe_unused]] bool has_bf16_dot() { return __builtin_cpu_supports("avx512bf16"); }
 #else
-bool has_bf16_dot() { return false; }
+[[maybe_unused]] bool has_bf16_dot() { return false; }
 #endif
 
 const char* name_of_target(std::int64_t target) {
@@ -47,7 +47,8 @@ struct Registry {
             add_recurrent(k, target);
             add_backward(k, target);
             all.push_back(k);
-            names += (names.empty() ? "" : ",") + std::string(k.name);
+            if (!names.empty()) names += ',';
+            names += k.name;
         }
         chosen = &all.front();
         if (const char* wanted = std::getenv("FQLA_CPU_TARGET"))

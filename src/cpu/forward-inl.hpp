@@ -52,6 +52,8 @@ struct ForwardScratch {
     float* from_u;     // [C] factor of U in the right-hand side
     float* from_o;     // [C] factor of Q S in the output
     float* to_state;   // [C] factor of X in the state update
+    float* values;     // [C, slice] beta V of one head: rows of a token tensor lie a large power of two apart and would
+    float* outputs;    // [C, slice] evict each other from the first-level cache if every strip went there itself
     float* x;          // [C, strip]
     Element* x_state;  // [C/depth, strip] X as operand of the state update
     float* turn;       // [strip, padded_k]
@@ -69,6 +71,8 @@ struct ForwardScratch {
         b.take(gates.beta, C);
         b.take(lower, C * C), b.take(upper, C * C);
         b.take(from_u, C), b.take(from_o, C), b.take(to_state, C);
+        const std::size_t slice = static_cast<std::size_t>(s.slice_strips) * strip_columns();
+        b.take(values, C * slice), b.take(outputs, C * slice);
         b.take(x, C * strip_columns()), b.take(x_state, C / Dot::kDepth * strip_columns());
         b.take(turn, strip_columns() * pk);
         b.take(lag, heads);
@@ -104,6 +108,7 @@ struct HeadChunk {
     std::size_t n, rows;  // tokens, and tokens padded to whole tiles
     std::int32_t head;
     float rescale;  // factor of the stored state in this chunk; 1 = left alone
+    std::size_t v_begin, v_columns, slice;  // the task's value columns, and their number padded to strips
 
     // Small matrices and row factors for the lag at entry; returns the lag at exit.
     HWY_INLINE float prepare(float lag) {
@@ -135,23 +140,37 @@ struct HeadChunk {
         return fold ? 1.0f : entering;
     }
 
-    // One strip of `columns` value columns from v0 on.
-    HWY_INLINE void run_strip(std::size_t v0, std::size_t columns, float* state, Element* operand) {
-        const TokenRef& o = task.call->o;
-        if (task.write_output)
-            for (std::size_t i = 0; i < n; ++i) prefetch_row<true>(o.data, o.dtype, at(o, i, v0), columns);
-        for (std::size_t i0 = 0; i0 < rows; i0 += kTileRows) solve(i0, v0, columns, operand);
-        if (task.write_output)
-            for (std::size_t i0 = 0; i0 < rows; i0 += kTileRows) output(i0, v0, columns, operand);
-        for (std::size_t k0 = 0; k0 < s.keys.pk; k0 += kTileRows) update(k0, state, operand);
+    HWY_INLINE void load_values() {
+        const TokenRef& v = task.call->v;
+        for (std::size_t i = 0; i < rows; ++i) {
+            float* row = s.values + i * slice;
+            const std::size_t used = i < n && !task.transition ? v_columns : 0;
+            if (used) {
+                load_row(v.data, v.dtype, at(v, i, v_begin), used, row);
+                scale_row(row, slice, s.gates.beta[i]);
+            }
+            for (std::size_t j = used; j < slice; ++j) row[j] = 0.0f;
+        }
     }
 
-    // Values a later strip of this head, or of another chunk, will load.
-    HWY_INLINE void prefetch_values(std::int64_t from, std::int32_t of_head, std::size_t v0, std::size_t columns) const {
-        const TokenRef& v = task.call->v;
-        for (std::int64_t t = from; t < std::min(task.span.length, from + static_cast<std::int64_t>(C)); ++t)
-            prefetch_row<false>(v.data, v.dtype,
-                                v.offset(task.span.batch, task.span.begin + t, of_head) + std::int64_t(v0), columns);
+    HWY_INLINE void store_outputs() const {
+        const TokenRef& o = task.call->o;
+        for (std::size_t i = 0; i < n; ++i)
+            store_row(s.outputs + i * slice, v_columns, o.data, o.dtype, at(o, i, v_begin));
+    }
+
+    // Strip p of the task. `ahead(i, count)` is called for i < count, spread over the strip's work.
+    template <class Ahead>
+    HWY_INLINE void run_strip(std::size_t p, float* state, Element* operand, Ahead&& ahead) {
+        const std::size_t v = p * strip_columns();
+        for (std::size_t i0 = 0; i0 < rows; i0 += kTileRows) solve(i0, v, operand);
+        if (task.write_output)
+            for (std::size_t i0 = 0; i0 < rows; i0 += kTileRows) output(i0, v, operand);
+        const std::size_t count = s.keys.pk / kTileRows;
+        for (std::size_t i = 0; i < count; ++i) {
+            ahead(i, count);
+            update(i * kTileRows, state, operand);
+        }
     }
 
 private:
@@ -159,27 +178,16 @@ private:
         return x.offset(task.span.batch, task.span.begin + first + std::int64_t(i), head) + std::int64_t(v0);
     }
 
-    // beta V + from_u U of row i, of half the strip.
-    HWY_INLINE FloatVec right_hand_side(std::size_t i, std::size_t v0, std::size_t columns, FloatVec u) const {
-        const FloatTag d;
-        const auto scaled = hn::Mul(hn::Set(d, s.from_u[i]), u);
-        if (i >= n || task.transition || columns == 0) return scaled;
-        const TokenRef& v = task.call->v;
-        return hn::MulAdd(hn::Set(d, s.gates.beta[i]), load_vector(v.data, v.dtype, at(v, i, v0), columns), scaled);
-    }
-
-    static std::size_t first_half(std::size_t columns) { return std::min(columns, lanes()); }
-    static std::size_t second_half(std::size_t columns) { return columns - first_half(columns); }
-
     // X[i0..] = beta V + from_u (K S) + sum_{j < i0} (-L) X, then the tile's own triangle in registers.
-    HWY_NOINLINE void solve(std::size_t i0, std::size_t v0, std::size_t columns, const Element* operand) {
+    HWY_NOINLINE void solve(std::size_t i0, std::size_t v, const Element* operand) {
         const FloatTag d;
-        const std::size_t l = lanes(), strip = 2 * l, left = first_half(columns), right = second_half(columns);
+        const std::size_t l = lanes(), strip = 2 * l;
         FQLA_TILE_ZERO()
         FQLA_TILE_OVER_K(s.keys.depth_k / kTileRows, s.keys.keys + i0 * kTileRows, C, operand, strip, l)
-#define FQLA_ROW(i)                                       \
-    x##i = right_hand_side(i0 + i, v0, left, x##i);       \
-    y##i = right_hand_side(i0 + i, v0 + l, right, y##i);
+        const float *from_u = s.from_u + i0, *values = s.values + i0 * slice + v;
+#define FQLA_ROW(i)                                                                       \
+    x##i = hn::MulAdd(hn::Set(d, from_u[i]), x##i, hn::Load(d, values + i * slice));      \
+    y##i = hn::MulAdd(hn::Set(d, from_u[i]), y##i, hn::Load(d, values + i * slice + l));
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         const float* lower = s.lower + i0;
@@ -217,9 +225,9 @@ private:
     }
 
     // O[i0..] = from_o (Q S) + P X
-    HWY_NOINLINE void output(std::size_t i0, std::size_t v0, std::size_t columns, const Element* operand) {
+    HWY_NOINLINE void output(std::size_t i0, std::size_t v, const Element* operand) {
         const FloatTag d;
-        const std::size_t l = lanes(), strip = 2 * l, left = first_half(columns), right = second_half(columns);
+        const std::size_t l = lanes(), strip = 2 * l;
         FQLA_TILE_ZERO()
         FQLA_TILE_OVER_K(s.keys.depth_k / kTileRows, s.keys.queries + i0 * kTileRows, C, operand, strip, l)
 #define FQLA_ROW(i)                                         \
@@ -236,12 +244,10 @@ private:
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
-        const TokenRef& o = task.call->o;
-#define FQLA_ROW(i)                                                                              \
-    if (i0 + i < n) {                                                                            \
-        store_vector(x##i, left, o.data, o.dtype, at(o, i0 + i, v0));                            \
-        if (right > 0) store_vector(y##i, right, o.data, o.dtype, at(o, i0 + i, v0 + l));        \
-    }
+        float* to = s.outputs + i0 * slice + v;
+#define FQLA_ROW(i)                         \
+    hn::Store(x##i, d, to + i * slice);     \
+    hn::Store(y##i, d, to + i * slice + l);
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
     }
@@ -306,9 +312,12 @@ struct ForwardRun {
           width(static_cast<std::size_t>(t.transition ? t.shape.dim_k : t.shape.dim_v)),
           group(static_cast<std::size_t>(t.shape.group)),
           strips(static_cast<std::size_t>(t.strip_end - t.strip_begin)),
-          chunk{t, s, 0, 0, 0, 0, 1.0f} {
+          chunk{t, s, 0, 0, 0, 0, 1.0f, 0, 0, 0} {
         Taker taker{scratch};
         s.book(taker, t.shape);
+        chunk.v_begin = static_cast<std::size_t>(t.strip_begin) * strip_columns();
+        chunk.v_columns = std::min(strips * strip_columns(), width - chunk.v_begin);
+        chunk.slice = strips * strip_columns();
     }
 
     HWY_INLINE Strip strip(std::int32_t key_head, std::size_t r, std::size_t p) const {
@@ -371,28 +380,41 @@ struct ForwardRun {
                 const Strip first = strip(h, r, 0);
                 chunk.head = first.head;
                 s.lag[first.lag] = chunk.prepare(s.lag[first.lag]);
+                chunk.load_values();
                 for (std::size_t p = 0; p < strips; ++p) {
                     const Strip at = strip(h, r, p);
-                    prefetch_after(h, r, p);
-                    chunk.run_strip(at.v0, at.columns, at.state, at.operand);
+                    chunk.run_strip(p, at.state, at.operand,
+                                    [&](std::size_t i, std::size_t count) { prefetch_after(h, r, p, i, count); });
                 }
+                if (task.write_output) chunk.store_outputs();
             }
         }
     }
 
-    // What later strips read of the caller's tensors: the values of the strip after (h, r, p), and a share of the next
-    // key head's keys and queries.
-    HWY_INLINE void prefetch_after(std::int32_t h, std::size_t r, std::size_t p) const {
-        const std::size_t index = r * strips + p, count = group * strips;
-        const bool wraps = h + 1 == task.key_end;
-        const std::int64_t later = chunk.first + (wraps ? static_cast<std::int64_t>(chunk.n) : 0);
-        for (std::size_t i = index * C / count; i < (index + 1) * C / count; ++i)
-            s.keys.prefetch(call, task.span, later, i, wraps ? task.key_begin : h + 1);
-        if (task.transition) return;
-        const bool last = index + 1 == count;
-        if (++p == strips) p = 0, ++r;
-        const Strip next = last ? strip(wraps ? task.key_begin : h + 1, 0, 0) : strip(h, r, p);
-        chunk.prefetch_values(last ? later : chunk.first, next.head, next.v0, next.columns);
+    // Asks for what follows head (h, r): the next head's values, and a share of the next key head's keys and queries. The
+    // lines are spread over all tiles of the head's updates (tile of count in strip p), because a burst fills the miss
+    // buffers and then stalls the loads behind it.
+    HWY_INLINE void prefetch_after(std::int32_t h, std::size_t r, std::size_t p, std::size_t tile_index,
+                                   std::size_t count) const {
+        const bool same_keys = r + 1 < group, wraps = h + 1 == task.key_end;
+        const std::int32_t next_key = wraps ? task.key_begin : h + 1;
+        const std::int64_t next_chunk = chunk.first + (wraps ? static_cast<std::int64_t>(chunk.n) : 0);
+        const auto some = [&](const TokenRef& x, std::size_t columns, std::int32_t head, std::size_t v, std::int64_t first,
+                              std::size_t part, std::size_t parts) {
+            const std::size_t lines = lines_of(x, columns), all = lines * C;
+            for (std::size_t i = all * part / parts; i < all * (part + 1) / parts; ++i) {
+                const std::int64_t t = first + static_cast<std::int64_t>(i / lines);
+                if (t < task.span.length)
+                    prefetch_line(x, x.offset(task.span.batch, task.span.begin + t, head) + std::int64_t(v), i % lines);
+            }
+        };
+        const std::size_t part = p * count + tile_index, parts = strips * count;
+        const std::size_t key_part = r * parts + part, key_parts = group * parts;
+        some(call.k, dim_k, next_key, 0, next_chunk, key_part, key_parts);
+        some(call.q, dim_k, next_key, 0, next_chunk, key_part, key_parts);
+        if (!task.transition)
+            some(call.v, chunk.v_columns, call.value_head(same_keys ? h : next_key, same_keys ? std::int32_t(r) + 1 : 0),
+                 chunk.v_begin, same_keys ? chunk.first : next_chunk, part, parts);
     }
 
     HWY_INLINE void run() {

@@ -7,6 +7,17 @@
 //
 #include "cpu/forward-inl.hpp"
 
+FQLA_BEGIN_TARGET
+namespace flashqla::cpu {
+namespace HWY_NAMESPACE {
+
+// NOTE: not inline: code outside the target's attributes calls it, and compilers refuse to inline across them.
+std::size_t columns_of_strip() { return strip_columns(); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace flashqla::cpu
+FQLA_END_TARGET
+
 #if HWY_ONCE
 #include "cpu/dispatch.hpp"
 #include "cpu/target_table.hpp"
@@ -15,10 +26,10 @@ namespace flashqla::cpu {
 
 HWY_EXPORT(forward_task);
 HWY_EXPORT(forward_scratch);
-HWY_EXPORT(strip_columns);
+HWY_EXPORT(columns_of_strip);
 
 void add_forward(Kernels& to, std::int64_t target) {
-    to.strip_columns = FQLA_FOR_TARGET(strip_columns, target)();
+    to.strip_columns = FQLA_FOR_TARGET(columns_of_strip, target)();
     to.forward = FQLA_FOR_TARGET(forward_task, target);
     to.forward_scratch = FQLA_FOR_TARGET(forward_scratch, target);
 }

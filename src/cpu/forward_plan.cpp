@@ -117,11 +117,12 @@ private:
 
     // Cutting by time multiplies the work by 2.3, so it pays only when most threads would idle.
     std::int32_t choose_segments(const Problem& p, const PlanOptions& options) const {
-        if (options.context_split > 0) return options.context_split;
+        const std::int64_t most = std::max<std::int64_t>(1, (p.tokens + kChunk - 1) / kChunk);
+        if (options.context_split > 0) return std::int32_t(std::min<std::int64_t>(options.context_split, most));
         if (options.deterministic || options.batch_invariant) return 1;
-        const std::int64_t busy = sequences_ * blocks_ * slices_;
+        const std::int64_t busy = std::max<std::int64_t>(1, sequences_ * blocks_ * slices_);
         if (busy * 4 > threads_) return 1;
-        const std::int64_t tokens = p.sequences > 0 ? p.tokens / sequences_ : p.tokens;
+        const std::int64_t tokens = p.sequences > 0 ? p.tokens / p.sequences : p.tokens;
         return static_cast<std::int32_t>(
             std::clamp<std::int64_t>(std::min(threads_ / busy, tokens / kMinSegment), 1, 64));
     }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/call.hpp"
 #include "base/float16.hpp"
 #include "flashqla/flashqla.hpp"
 #include "hwy/highway.h"
@@ -105,38 +106,13 @@ HWY_INLINE void store_row(const float* HWY_RESTRICT from, std::size_t n, void* t
     for (; i < n; ++i) store_float(target, dtype, offset + static_cast<std::int64_t>(i), from[i]);
 }
 
-// Up to lanes() elements of any float dtype as one vector, zeros past n; the last strip of a row may be partial.
-HWY_INLINE FloatVec load_vector(const void* source, DType dtype, std::int64_t offset, std::size_t n) {
-    const FloatTag d;
-    if (HWY_LIKELY(n == lanes())) {
-        if (dtype == DType::f32) return hn::LoadU(d, static_cast<const float*>(source) + offset);
-        if (dtype == DType::bf16) {
-            const hn::Rebind<std::uint16_t, FloatTag> d16;
-            const auto words = hn::LoadU(d16, static_cast<const std::uint16_t*>(source) + offset);
-            return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), words)));
-        }
-    }
-    float row[16] = {};
-    load_row(source, dtype, offset, n, row);
-    return hn::LoadU(d, row);
+// Asks for one cache line ahead of use.
+HWY_INLINE void prefetch_line(const TokenRef& x, std::int64_t offset, std::size_t line) {
+    const auto* p = static_cast<const std::byte*>(x.data) + offset * static_cast<std::int64_t>(size_of(x.dtype));
+    __builtin_prefetch(p + line * 64);
 }
 
-HWY_INLINE void store_vector(FloatVec x, std::size_t n, void* target, DType dtype, std::int64_t offset) {
-    const FloatTag d;
-    if (HWY_LIKELY(n == lanes() && dtype == DType::f32))
-        return hn::StoreU(x, d, static_cast<float*>(target) + offset);
-    float row[16];
-    hn::StoreU(x, d, row);
-    store_row(row, n, target, dtype, offset);
-}
-
-// Asks for the cache lines of n elements ahead of use; kWrite for rows that will be stored to.
-template <bool kWrite>
-HWY_INLINE void prefetch_row(const void* data, DType dtype, std::int64_t offset, std::size_t n) {
-    const std::size_t width = size_of(dtype);
-    const auto* p = static_cast<const std::byte*>(data) + offset * static_cast<std::int64_t>(width);
-    for (std::size_t i = 0; i < n * width; i += 64) __builtin_prefetch(p + i, kWrite ? 1 : 0, 3);
-}
+HWY_INLINE std::size_t lines_of(const TokenRef& x, std::size_t n) { return (n * size_of(x.dtype) + 63) / 64; }
 
 HWY_INLINE void fill(float* to, std::size_t n, float value) {
     for (std::size_t i = 0; i < n; ++i) to[i] = value;

@@ -29,10 +29,10 @@ HWY_INLINE void load_tile(const StateRef& s, std::int64_t row, std::int64_t head
     const std::int64_t base = s.offset(row, head);
     const bool by_row = s.v == 1;
     for (std::size_t k = 0; k < tile.padded_k; ++k) {
-        float* row = tile.data + k * tile.ld;
+        float* to = tile.data + k * tile.ld;
         const std::size_t used = by_row && k < tile.dim_k ? columns : 0;
-        if (used) load_row(s.data, s.dtype, base + std::int64_t(k) * s.k + std::int64_t(v0), columns, row);
-        for (std::size_t j = used; j < strip_columns(); ++j) row[j] = 0.0f;
+        if (used) load_row(s.data, s.dtype, base + std::int64_t(k) * s.k + std::int64_t(v0), columns, to);
+        for (std::size_t j = used; j < strip_columns(); ++j) to[j] = 0.0f;
     }
     if (by_row) return;
     const std::size_t rows = (columns + 3) / 4 * 4, wide = (tile.dim_k + 3) / 4 * 4;
