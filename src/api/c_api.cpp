@@ -286,8 +286,8 @@ fqla_status fqla_plan_create(const fqla_problem* problem, fqla_device device, co
         plan_options.context_split = c_options.context_split;
         plan_options.deterministic = c_options.deterministic != 0;
         plan_options.batch_invariant = c_options.batch_invariant != 0;
-        Result<Plan> made = Plan::create(problem_of(c_side), device_of(device), plan_options);
-        if (made.ok()) *plan = new fqla_plan{std::move(made).value()};
+        const Result<Plan> made = Plan::create(problem_of(c_side), device_of(device), plan_options);
+        if (made.ok()) *plan = new fqla_plan{made.value()};
         return made.status();
     });
 }

@@ -1,7 +1,8 @@
 // The chunked backward pass of one value head of one task. Compiled per target.
 //
-// Pass one runs the state recurrence forward and keeps, for every chunk, the entering state S (transposed), the deltas X and
-// the residuals R = V - e U. Pass two walks the chunks backwards with the adjoint D of the state that leaves the chunk. With
+// Pass one runs the state recurrence forward and keeps, for every chunk, the entering state S, the deltas X and the decayed
+// reads e U = V - R. Pass two walks the chunks backwards with the adjoint D of the state that leaves the chunk. Both states
+// are kept transposed, [V, K]: most products reduce over V, and the two that do not give a [V, C] result instead. With
 // the symbols of forward-inl.hpp, K^ and Q^ including norms and scale (derivation: docs/math.md, "Gradients"):
 //   X'  = P^T dO + r (K^ D)                r_i = exp(gamma_C - gamma_i)
 //   W'  solves (I + L)^T W' = X'           the gradient of W = beta R
@@ -66,13 +67,33 @@ HWY_NOINLINE void product_over_k(std::size_t m, std::size_t n, std::size_t block
         }
 }
 
+// C[m,n] = sum_{r < depth} A(i,r) B[r,n] for a row-major A.
+HWY_NOINLINE void product_of_rows(std::size_t m, std::size_t n, std::size_t depth, const float* a, std::size_t lda,
+                                  const float* b, std::size_t ldb, float* c, std::size_t ldc) {
+    using Dot = FloatDot;
+    const FloatTag d;
+    const std::size_t l = lanes(), kRowStep = lda;
+    for (std::size_t j = 0; j < n; j += 2 * l)
+        for (std::size_t i = 0; i < m; i += kTileRows) {
+            FQLA_TILE_ZERO()
+            for (std::size_t r = 0; r < depth; ++r) FQLA_TILE_STEP(a + i * lda + r, b + r * ldb + j, l)
+            float* to = c + i * ldc + j;
+#define FQLA_ROW(r)                        \
+    hn::Store(x##r, d, to + r * ldc);      \
+    hn::Store(y##r, d, to + r * ldc + l);
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        }
+}
+
 // Which part of a triangular A(i,r) is not zero, by tiles of rows.
 enum class Part { all, until_row, from_row };
 
-// C[m,n] = factor C + sum_{r < depth} A(i,r) B[r,n]; A(i,r) at a + i + r * lda.
+// C[m,n] = factor F + sum_{r < depth} A(i,r) B[r,n]; A(i,r) at a + i + r * lda. F may be C.
 template <Part kPart>
 HWY_NOINLINE void product_over_tokens(std::size_t m, std::size_t n, std::size_t depth, const float* a, std::size_t lda,
-                                      const float* b, std::size_t ldb, float factor, float* c, std::size_t ldc) {
+                                      const float* b, std::size_t ldb, float factor, const float* f, float* c,
+                                      std::size_t ldc) {
     using Dot = FloatDot;
     const FloatTag d;
     const std::size_t l = lanes();
@@ -81,11 +102,12 @@ HWY_NOINLINE void product_over_tokens(std::size_t m, std::size_t n, std::size_t 
         for (std::size_t i = 0; i < m; i += kTileRows) {
             const std::size_t begin = kPart == Part::from_row ? i : 0;
             const std::size_t end = kPart == Part::until_row ? std::min(depth, i + kTileRows) : depth;
+            const float* from = f + i * ldc + j;
             float* to = c + i * ldc + j;
-            const auto f = hn::Set(d, factor);
-#define FQLA_ROW(r)                                          \
-    auto x##r = hn::Mul(f, hn::Load(d, to + r * ldc));       \
-    auto y##r = hn::Mul(f, hn::Load(d, to + r * ldc + l));
+            const auto scale = hn::Set(d, factor);
+#define FQLA_ROW(r)                                                \
+    auto x##r = hn::Mul(scale, hn::Load(d, from + r * ldc));       \
+    auto y##r = hn::Mul(scale, hn::Load(d, from + r * ldc + l));
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
             for (std::size_t r = begin; r < end; ++r) FQLA_TILE_STEP(a + i + r * lda, b + r * ldb + j, l)
@@ -97,12 +119,12 @@ HWY_NOINLINE void product_over_tokens(std::size_t m, std::size_t n, std::size_t 
         }
 }
 
-// K^T X for a blocked matrix of C tokens: rows are K. C[K,n] = factor C + sum_t A(t,k) B[t,n].
-HWY_INLINE void product_to_state(std::size_t pk, std::size_t n, std::size_t tokens, const float* blocked,
-                                 const float* b, std::size_t ldb, float factor, float* c, std::size_t ldc) {
-    for (std::size_t k = 0; k < pk; k += kTileRows)
-        product_over_tokens<Part::all>(kTileRows, n, tokens, blocked + k / kTileRows * (kBackwardChunk * kTileRows),
-                                       kTileRows, b, ldb, factor, c + k * ldc, ldc);
+// to[V,K] = factor from[V,K] + X^T Y for blocked X [C,V] and row-major Y [C,K].
+HWY_INLINE void update_state(std::size_t vc, std::size_t kc, std::size_t tokens, const float* x_blocked, const float* y,
+                             float factor, const float* from, float* to) {
+    for (std::size_t v = 0; v < vc; v += kTileRows)
+        product_over_tokens<Part::all>(kTileRows, kc, tokens, x_blocked + v / kTileRows * (kBackwardChunk * kTileRows),
+                                       kTileRows, y, kc, factor, from + v * kc, to + v * kc, kc);
 }
 
 struct BackwardScratch {
@@ -111,9 +133,9 @@ struct BackwardScratch {
     ChunkGates gates;
     float *norm_k, *norm_q;              // [C] 1/|k|, scale/|q|
     float *k, *q;                        // [C, K] normalised
-    float *k_blocked, *q_blocked;        // [C, K]
+    float* k_blocked;                    // [C, K]
     float *turned;                       // [K, 2C] keys | queries
-    float *gram_k, *gram_q;              // [C, C] k_j . k_i and k_j . q_i at [j, i]
+    float* grams;                        // [chunks, 2, C, C] k_j . k_i and k_j . q_i at [j, i]
     float *lower, *lower_rows;           // [C, C] L at [j, i]; the same at [i, j]
     float *upper_rows;                   // [C, C] P at [i, j]
     float *decay_ij;                     // [C, C] Gamma at [i, j]
@@ -127,9 +149,11 @@ struct BackwardScratch {
     double* d_gamma;                     // [C] NOTE: double, so that what enters at one token and leaves at another
                                          // cancels in the running sum
     float* d_beta;                       // [C]
-    float *state, *d_state, *d_state_turned;  // [K, V], [K, V], [V, K]
-    float *turn;
-    float *states;                       // [chunks, V, K] transposed state entering each chunk
+    float* read_turned;                  // [V, C] K S or K D, transposed
+    float* d_state;                      // [V, K]
+    float* tile;                         // [K, strip]
+    float* turn;                         // [strip, K]
+    float* states;                       // [chunks + 1, V, K] state entering each chunk
     float *deltas, *decayed_reads;       // [tokens, V] X and e U. NOTE: e U is kept, not V - e U: under strong decay
                                          // the difference could not be undone
     float *d_q, *d_k;                    // [tokens, K] sums over the group
@@ -140,16 +164,19 @@ struct BackwardScratch {
         for (float** p : {&gates.high, &gates.low, &gates.decay, &gates.rest, &gates.beta, &norm_k, &norm_q, &d_beta})
             b.take(*p, C);
         b.take(d_gamma, C);
-        for (float** p : {&k, &q, &k_blocked, &q_blocked, &through_state}) b.take(*p, C * kc);
+        for (float** p : {&k, &q, &k_blocked, &through_state}) b.take(*p, C * kc);
         b.take(turned, kc * 2 * C);
-        for (float** p : {&gram_k, &gram_q, &lower, &lower_rows, &upper_rows, &decay_ij, &d_lower, &d_upper, &sum_k,
+        for (float** p : {&lower, &lower_rows, &upper_rows, &decay_ij, &d_lower, &d_upper, &sum_k,
                           &weight, &weight_turned})
             b.take(*p, C * C);
         for (float** p : {&d_o, &d_x, &d_u, &x, &values, &d_o_blocked, &d_x_blocked, &d_u_blocked, &x_blocked, &x_turned})
             b.take(*p, C * vc);
-        for (float** p : {&state, &d_state, &d_state_turned}) b.take(*p, kc * vc);
+        b.take(grams, chunks * 2 * C * C);
+        b.take(read_turned, vc * C);
+        b.take(d_state, kc * vc);
+        b.take(tile, kc * strip_columns());
         b.take(turn, strip_columns() * (kc + kTileRows));
-        b.take(states, chunks * kc * vc);
+        b.take(states, (chunks + 1) * kc * vc);
         b.take(deltas, padded * vc), b.take(decayed_reads, padded * vc);
         b.take(d_q, padded * kc), b.take(d_k, padded * kc);
     }
@@ -170,6 +197,7 @@ struct BackwardRun {
     std::int64_t first = 0;
     std::size_t n = 0, rows = 0;  // tokens, and padded to whole tiles
     std::int32_t head = 0;
+    float *gram_k = nullptr, *gram_q = nullptr;  // [C, C]
 
     BackwardRun(const BackwardTask& t, std::byte* scratch)
         : task(t),
@@ -232,26 +260,27 @@ struct BackwardRun {
         block(s.k, kc, rows, s.k_blocked);
         transpose(s.k, kc, rows, kc, s.turned, 2 * C);
         s.gates.fill(call, task.span, first, n, rows, head);
+        gram_k = s.grams + static_cast<std::size_t>(begin) / C * (2 * C * C);
+        gram_q = gram_k + C * C;
     }
 
     HWY_INLINE void load_queries() {
         load_rows(call.q, task.key_head, dim_k, kc, s.q);
         normalise(s.q, s.norm_q, call.problem.scale);
-        block(s.q, kc, rows, s.q_blocked);
-        transpose(s.q, kc, rows, kc, s.turned + C, 2 * C);
     }
 
-    // k_j . k_i and k_j . q_i (the latter means nothing before load_queries).
+    // Both Gram matrices of the chunk; every value head of the group reads them in both passes.
     HWY_INLINE void gram() {
         using Dot = FloatDot;
+        transpose(s.q, kc, rows, kc, s.turned + C, 2 * C);
         const FloatTag d;
         for (std::size_t j = 0; j < rows; j += kTileRows)
             for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
                 FQLA_TILE_ZERO()
                 FQLA_TILE_OVER_K(kc / kTileRows, s.k_blocked + j * kTileRows, C, s.turned + i, 2 * C, C)
 #define FQLA_ROW(r)                                    \
-    hn::StoreU(x##r, d, s.gram_k + (j + r) * C + i);   \
-    hn::StoreU(y##r, d, s.gram_q + (j + r) * C + i);
+    hn::StoreU(x##r, d, gram_k + (j + r) * C + i);   \
+    hn::StoreU(y##r, d, gram_q + (j + r) * C + i);
                 FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
             }
@@ -265,45 +294,94 @@ struct BackwardRun {
             for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
                 const auto below = hn::Gt(hn::Iota(d, static_cast<float>(i)), hn::Set(d, static_cast<float>(j)));
                 const auto x = hn::Mul(hn::Mul(s.gates.between(i, j), hn::Load(d, s.gates.beta + i)),
-                                       hn::Load(d, s.gram_k + j * C + i));
+                                       hn::Load(d, gram_k + j * C + i));
                 hn::Store(hn::IfThenElseZero(below, x), d, s.lower + j * C + i);
             }
         }
     }
 
-    // X solves (I + L) X = W in place, row by row.
-    HWY_INLINE void substitute(float* x) const {
+    // One row of a substitution: row i of x minus the sum over j in [begin, end) of factor(j) x_j.
+    template <class Factor>
+    HWY_INLINE void substitute_row(float* x, std::size_t i, std::size_t begin, std::size_t end, Factor&& factor) const {
         const FloatTag d;
-        for (std::size_t i = 1; i < n; ++i)
-            for (std::size_t v = 0; v < vc; v += lanes()) {
-                auto sum = hn::Load(d, x + i * vc + v);
-                for (std::size_t j = 0; j < i; ++j)
-                    sum = hn::NegMulAdd(hn::Set(d, s.lower[j * C + i]), hn::Load(d, x + j * vc + v), sum);
-                hn::Store(sum, d, x + i * vc + v);
+        const std::size_t l = lanes();
+        float* row = x + i * vc;
+        std::size_t v = 0;
+        for (; v + kTileRows * l <= vc; v += kTileRows * l) {
+#define FQLA_ROW(r) auto x##r = hn::Load(d, row + v + r * l);
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+            for (std::size_t j = begin; j < end; ++j) {
+                const auto f = hn::Set(d, factor(j));
+                const float* other = x + j * vc + v;
+#define FQLA_ROW(r) x##r = hn::NegMulAdd(f, hn::Load(d, other + r * l), x##r);
+                FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
             }
+#define FQLA_ROW(r) hn::Store(x##r, d, row + v + r * l);
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        }
+        for (; v < vc; v += l) {
+            auto sum = hn::Load(d, row + v);
+            for (std::size_t j = begin; j < end; ++j)
+                sum = hn::NegMulAdd(hn::Set(d, factor(j)), hn::Load(d, x + j * vc + v), sum);
+            hn::Store(sum, d, row + v);
+        }
+    }
+
+    // X solves (I + L) X = W in place.
+    HWY_NOINLINE void substitute(float* x) const {
+        for (std::size_t i = 1; i < n; ++i)
+            substitute_row(x, i, 0, i, [&](std::size_t j) { return s.lower[j * C + i]; });
+    }
+
+    // W' solves (I + L)^T W' = X' in place, from the last row up.
+    HWY_NOINLINE void substitute_back(float* w) const {
+        for (std::size_t j = n - 1; j-- > 0;)
+            substitute_row(w, j, j + 1, n, [&](std::size_t i) { return s.lower[j * C + i]; });
+    }
+
+    // A [K,V] state of the caller as [V,K]; zeros when it is not given.
+    HWY_INLINE void load_turned(const StateRef& from, float* to) const {
+        const std::size_t strip = strip_columns();
+        for (std::size_t v0 = 0; v0 < vc; v0 += strip) {
+            if (!from || v0 >= dim_v) {
+                fill(to + v0 * kc, strip * kc, 0.0f);
+                continue;
+            }
+            load_tile(from, task.sequence, head, v0, std::min(strip, dim_v - v0), {s.tile, strip, dim_k, kc}, s.turn);
+            transpose(s.tile, strip, kc, strip, to + v0 * kc, kc);
+        }
+    }
+
+    HWY_INLINE void store_turned(const float* from, const StateRef& to) const {
+        const std::size_t strip = strip_columns();
+        for (std::size_t v0 = 0; v0 < dim_v; v0 += strip) {
+            transpose(from + v0 * kc, kc, strip, kc, s.tile, strip);
+            store_tile({s.tile, strip, dim_k, kc}, v0, std::min(strip, dim_v - v0), to, task.sequence, head, s.turn);
+        }
     }
 
     // Pass one over one value head.
-    HWY_INLINE void recompute() {
-        const StateRef& initial = call.initial_state;
-        const std::size_t strip = strip_columns();
-        for (std::size_t v0 = 0; v0 < vc; v0 += strip) {
-            const Tile tile{s.state + v0, vc, dim_k, kc};
-            if (initial && v0 < dim_v)
-                load_tile(initial, task.sequence, head, v0, std::min(strip, dim_v - v0), tile, s.turn);
-            else
-                for (std::size_t k = 0; k < kc; ++k) fill(s.state + k * vc + v0, strip, 0.0f);
-        }
+    HWY_INLINE void recompute(bool first_of_group) {
+        const FloatTag d;
+        load_turned(call.initial_state, s.states);
         for (std::int64_t t = 0; t < task.span.length; t += std::int64_t(C)) {
             enter_chunk(t);
-            gram();
+            if (first_of_group) {
+                load_queries();
+                gram();
+            }
             fill_lower();
-            transpose(s.state, vc, kc, vc, s.states + std::size_t(t) / C * kc * vc, kc);
+            const float* state = s.states + std::size_t(t) / C * kc * vc;
             float* x = s.deltas + std::size_t(t) * vc;
             float* read = s.decayed_reads + std::size_t(t) * vc;
             load_rows(call.v, head, dim_v, vc, s.values);
-            product_over_k<false>(rows, vc, kc / kTileRows, s.k_blocked, s.state, vc, x, vc);  // U
-            const FloatTag d;
+            prefetch_rows(call.k, task.key_head, dim_k, t + std::int64_t(C));
+            product_of_rows(vc, rows, kc, state, kc, s.turned, 2 * C, s.read_turned, C);  // (K S)^T
+            prefetch_rows(call.v, head, dim_v, t + std::int64_t(C));
+            transpose(s.read_turned, C, vc, rows, x, vc);
             for (std::size_t i = 0; i < rows; ++i) {
                 const auto e = hn::Set(d, s.gates.decay[i]), beta = hn::Set(d, s.gates.beta[i]);
                 for (std::size_t v = 0; v < vc; v += lanes()) {
@@ -313,9 +391,19 @@ struct BackwardRun {
                 }
             }
             substitute(x);
-            for (std::size_t i = 0; i < rows; ++i) scaled(x + i * vc, s.gates.rest[i], vc, s.d_u + i * vc);
-            product_to_state(kc, vc, rows, s.k_blocked, s.d_u, vc, s.gates.total, s.state, vc);
+            for (std::size_t i = 0; i < rows; ++i) scaled(x + i * vc, s.gates.rest[i], vc, s.x + i * vc);
+            block(s.x, vc, rows, s.x_blocked);
+            update_state(vc, kc, rows, s.x_blocked, s.k, s.gates.total, state, const_cast<float*>(state) + kc * vc);
         }
+    }
+
+    // Asks for the rows of the chunk at `begin` ahead of use.
+    HWY_INLINE void prefetch_rows(const TokenRef& x, std::int32_t h, std::size_t dim, std::int64_t begin) const {
+        if (!x || begin < 0) return;
+        const std::size_t lines = lines_of(x, dim);
+        for (std::int64_t t = begin; t < std::min(task.span.length, begin + std::int64_t(C)); ++t)
+            for (std::size_t i = 0; i < lines; ++i)
+                prefetch_line(x, x.offset(task.span.batch, task.span.begin + t, h), i);
     }
 
     // Small matrices of pass two.
@@ -327,7 +415,7 @@ struct BackwardRun {
             for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
                 const auto gamma = s.gates.between(i, j);
                 hn::Store(gamma, d, s.sum_k + j * C + i);
-                hn::Store(hn::Mul(gamma, hn::Load(d, s.gram_q + j * C + i)), d, s.weight_turned + j * C + i);
+                hn::Store(hn::Mul(gamma, hn::Load(d, gram_q + j * C + i)), d, s.weight_turned + j * C + i);
             }
         }
         transpose(s.weight_turned, C, C, C, s.upper_rows, C);
@@ -335,23 +423,10 @@ struct BackwardRun {
         transpose(s.lower, C, C, C, s.lower_rows, C);
     }
 
-    // W' solves (I + L)^T W' = X' in place, from the last row up.
-    HWY_INLINE void substitute_back(float* w) const {
-        const FloatTag d;
-        for (std::size_t j = n - 1; j-- > 0;)
-            for (std::size_t v = 0; v < vc; v += lanes()) {
-                auto sum = hn::Load(d, w + j * vc + v);
-                for (std::size_t i = j + 1; i < n; ++i)
-                    sum = hn::NegMulAdd(hn::Set(d, s.lower[j * C + i]), hn::Load(d, w + i * vc + v), sum);
-                hn::Store(sum, d, w + j * vc + v);
-            }
-    }
-
     // One chunk of pass two.
     HWY_INLINE void chunk_back(std::int64_t t) {
         enter_chunk(t);
         load_queries();
-        gram();
         fill_matrices();
         const ChunkGates& g = s.gates;
         const float* x = s.deltas + std::size_t(t) * vc;
@@ -361,7 +436,9 @@ struct BackwardRun {
 
         // X' = r (K D) + P^T dO; <r X, K D> is where the decay to the chunk's end enters gamma. The last token's own
         // would be subtracted from itself.
-        product_over_k<false>(rows, vc, kc / kTileRows, s.k_blocked, s.d_state, vc, s.d_x, vc);
+        product_of_rows(vc, rows, kc, s.d_state, kc, s.turned, 2 * C, s.read_turned, C);  // (K D)^T
+        transpose(s.read_turned, C, vc, rows, s.d_x, vc);
+        prefetch_rows(call.k, task.key_head, dim_k, t - std::int64_t(C));
         double to_end = 0.0;
         for (std::size_t i = 0; i < rows; ++i) {
             scale_row(s.d_x + i * vc, vc, g.rest[i]);
@@ -369,12 +446,13 @@ struct BackwardRun {
             s.d_gamma[i] = -part;
             to_end += part;
         }
-        product_over_tokens<Part::from_row>(rows, vc, rows, s.upper_rows, C, s.d_o, vc, 1.0f, s.d_x, vc);
+        product_over_tokens<Part::from_row>(rows, vc, rows, s.upper_rows, C, s.d_o, vc, 1.0f, s.d_x, s.d_x, vc);
         substitute_back(s.d_x);
 
         block(s.d_o, vc, rows, s.d_o_blocked);
         block(s.d_x, vc, rows, s.d_x_blocked);
         transpose(x, vc, rows, vc, s.x_turned, C);
+        prefetch_rows(call.d_o, head, dim_v, t - std::int64_t(C));
         small_products();
         load_rows(call.v, head, dim_v, vc, s.values);
         for (std::size_t i = 0; i < rows; ++i) {
@@ -390,6 +468,8 @@ struct BackwardRun {
         }
         block(s.d_u, vc, rows, s.d_u_blocked);
 
+        prefetch_rows(call.v, head, dim_v, t - std::int64_t(C));
+
         // Queries: e (dO S^T) + (Gamma P') K.
         float* d_q = s.d_q + std::size_t(t) * kc;
         float* d_k = s.d_k + std::size_t(t) * kc;
@@ -399,16 +479,16 @@ struct BackwardRun {
             s.d_gamma[i] += dot(s.q + i * kc, s.through_state + i * kc, kc);
             accumulate(s.through_state + i * kc, kc, d_q + i * kc);
         }
-        product_over_tokens<Part::until_row>(rows, kc, rows, s.weight_turned, C, s.k, kc, 1.0f, d_q, kc);
+        product_over_tokens<Part::until_row>(rows, kc, rows, s.weight_turned, C, s.k, kc, 1.0f, d_q, d_q, kc);
 
         // Keys: U' S^T + (r X) D^T + (Gamma P')^T Q + (Z + Z^T) K.
-        transpose(s.d_state, vc, kc, vc, s.d_state_turned, kc);
+        prefetch_rows(call.q, task.key_head, dim_k, t - std::int64_t(C));
         for (std::size_t i = 0; i < rows; ++i) scaled(x + i * vc, g.rest[i], vc, s.x + i * vc);
         block(s.x, vc, rows, s.x_blocked);
         product_over_k<true>(rows, kc, vc / kTileRows, s.d_u_blocked, state, kc, d_k, kc);
-        product_over_k<true>(rows, kc, vc / kTileRows, s.x_blocked, s.d_state_turned, kc, d_k, kc);
-        product_over_tokens<Part::from_row>(rows, kc, rows, s.weight, C, s.q, kc, 1.0f, d_k, kc);
-        product_over_tokens<Part::all>(rows, kc, rows, s.sum_k, C, s.k, kc, 1.0f, d_k, kc);
+        product_over_k<true>(rows, kc, vc / kTileRows, s.x_blocked, s.d_state, kc, d_k, kc);
+        product_over_tokens<Part::from_row>(rows, kc, rows, s.weight, C, s.q, kc, 1.0f, d_k, d_k, kc);
+        product_over_tokens<Part::all>(rows, kc, rows, s.sum_k, C, s.k, kc, 1.0f, d_k, d_k, kc);
 
         // The chunk's whole decay: <D, S> and the ends of all r.
         s.d_gamma[n - 1] += to_end + g.total * dot_states(state);
@@ -416,9 +496,9 @@ struct BackwardRun {
         store_gates();
 
         // D <- exp(gamma_C) D + K^T U' + Q^T (e dO)
-        product_to_state(kc, vc, rows, s.k_blocked, s.d_u, vc, g.total, s.d_state, vc);
-        for (std::size_t i = 0; i < rows; ++i) scale_row(s.d_o + i * vc, vc, g.decay[i]);
-        product_to_state(kc, vc, rows, s.q_blocked, s.d_o, vc, 1.0f, s.d_state, vc);
+        update_state(vc, kc, rows, s.d_u_blocked, s.k, g.total, s.d_state, s.d_state);
+        for (std::size_t i = 0; i < rows; ++i) scale_row(s.q + i * kc, kc, g.decay[i]);
+        update_state(vc, kc, rows, s.d_o_blocked, s.q, 1.0f, s.d_state, s.d_state);
     }
 
     static HWY_INLINE void accumulate(const float* from, std::size_t count, float* to) {
@@ -430,7 +510,7 @@ struct BackwardRun {
     // <D, S>, row sums in double: it is the longest sum of the pass.
     HWY_INLINE double dot_states(const float* state_turned) const {
         double sum = 0.0;
-        for (std::size_t v = 0; v < vc; ++v) sum += dot(state_turned + v * kc, s.d_state_turned + v * kc, kc);
+        for (std::size_t v = 0; v < vc; ++v) sum += dot(state_turned + v * kc, s.d_state + v * kc, kc);
         return sum;
     }
 
@@ -452,11 +532,11 @@ struct BackwardRun {
                 s.weight[i * C + j] = p;
                 if (j == i) continue;
                 const float l = -gamma * s.d_lower[i * C + j];  // Gamma L'
-                const float kk = s.gram_k[j * C + i];
+                const float kk = gram_k[j * C + i];
                 const float z = beta * l;
                 s.sum_k[i * C + j] = s.sum_k[j * C + i] = z;
                 s.d_beta[i] += l * kk;
-                const double gain = double(p) * s.gram_q[j * C + i] + double(z) * kk;
+                const double gain = double(p) * gram_q[j * C + i] + double(z) * kk;
                 s.d_gamma[i] += gain;
                 s.d_gamma[j] -= gain;
             }
@@ -497,24 +577,6 @@ struct BackwardRun {
         if (task.d_A_log) task.d_A_log[head] += d_A_log, task.d_dt_bias[head] += d_bias;
     }
 
-    HWY_INLINE void load_d_state() {
-        const std::size_t strip = strip_columns();
-        for (std::size_t v0 = 0; v0 < vc; v0 += strip) {
-            const Tile tile{s.d_state + v0, vc, dim_k, kc};
-            if (call.d_final_state && v0 < dim_v)
-                load_tile(call.d_final_state, task.sequence, head, v0, std::min(strip, dim_v - v0), tile, s.turn);
-            else
-                for (std::size_t k = 0; k < kc; ++k) fill(s.d_state + k * vc + v0, strip, 0.0f);
-        }
-    }
-
-    HWY_INLINE void store_d_state() {
-        const std::size_t strip = strip_columns();
-        for (std::size_t v0 = 0; v0 < dim_v; v0 += strip)
-            store_tile(Tile{s.d_state + v0, vc, dim_k, kc}, v0, std::min(strip, dim_v - v0), call.d_initial_state,
-                       task.sequence, head, s.turn);
-    }
-
     // Through the norms: d x = n (d x^ - x^ <x^, d x^>), x^ = n x; queries carry scale on top.
     HWY_INLINE void store_tokens(const TokenRef& x, const TokenRef& to, float factor, float* grad) {
         if (!to) return;
@@ -540,10 +602,10 @@ struct BackwardRun {
         fill(s.d_k, chunks * C * kc, 0.0f);
         for (std::int32_t r = 0; r < task.shape.group; ++r) {
             head = call.value_head(task.key_head, r);
-            recompute();
-            load_d_state();
+            recompute(r == 0);
+            load_turned(call.d_final_state, s.d_state);
             for (std::size_t c = chunks; c-- > 0;) chunk_back(std::int64_t(c * C));
-            if (call.d_initial_state) store_d_state();
+            if (call.d_initial_state) store_turned(s.d_state, call.d_initial_state);
         }
         store_tokens(call.q, call.d_q, call.problem.scale, s.d_q);
         store_tokens(call.k, call.d_k, 1.0f, s.d_k);
