@@ -79,6 +79,7 @@ void alone(Faults& faults, const Case& c, const Execution& first, bool packed) {
         if (packed && c.packed()) single.lens = {single.tokens};
         single.decode_rows = 0;
         single.checkpoints = Checkpoints::none;
+        single.checkpoint_every = 0;
         single.pool = 0;
         single.slots.clear();
         single.out_slots.clear();
@@ -102,6 +103,7 @@ void split_prefill(Faults& faults, const Case& c, const Execution& first) {
     piece.final = true;
     piece.in_place = false;
     piece.checkpoints = Checkpoints::none;
+    piece.checkpoint_every = 0;
     piece.tokens = cut;
     const Execution head = execute(piece);
     if (failed(faults, "split-prefill", head)) return;
@@ -183,6 +185,7 @@ Case decode_case(const Case& c) {
     Case step = without_properties(c);
     step.pass = Pass::decode;
     step.checkpoints = Checkpoints::none;
+    step.checkpoint_every = 0;
     step.in_place = false;
     step.final = true;
     step.threads = c.threads;

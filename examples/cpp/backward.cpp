@@ -14,7 +14,7 @@ struct alignas(64) Line {
     std::byte bytes[64];
 };
 
-constexpr fq::DType f32 = fq::DType::f32;
+constexpr fq::DType kF32 = fq::DType::f32;
 constexpr std::int64_t kTokens = 150, kHeadsK = 1, kHeadsV = 2, kDim = 32;
 
 std::vector<float> normal(std::size_t count, float scale, std::mt19937& random) {
@@ -35,7 +35,7 @@ int main() {
     // The layer as a model has it: raw gates, beta as a logit, keys and queries normalised inside.
     fq::Problem p;
     p.tokens = kTokens, p.heads_k = kHeadsK, p.heads_v = kHeadsV, p.dim_k = kDim, p.dim_v = kDim;
-    p.io = f32;
+    p.io = kF32;
     p.gate = fq::Gate::raw;
     p.beta_mode = fq::BetaMode::logit;
     p.qk_l2norm = true;
@@ -52,14 +52,14 @@ int main() {
     const std::vector<float> dt_bias = {0.5f, -0.5f};
 
     fq::ForwardArgs args;
-    args.q = fq::tensor(q.data(), f32, {1, kTokens, kHeadsK, kDim});
-    args.k = fq::tensor(k.data(), f32, {1, kTokens, kHeadsK, kDim});
-    args.v = fq::tensor(v.data(), f32, {1, kTokens, kHeadsV, kDim});
-    args.g = fq::tensor(a.data(), f32, {1, kTokens, kHeadsV});
-    args.beta = fq::tensor(b.data(), f32, {1, kTokens, kHeadsV});
-    args.A_log = fq::tensor(A_log.data(), f32, {kHeadsV});
-    args.dt_bias = fq::tensor(dt_bias.data(), f32, {kHeadsV});
-    args.o = fq::tensor(o.data(), f32, {1, kTokens, kHeadsV, kDim});
+    args.q = fq::tensor(q.data(), kF32, {1, kTokens, kHeadsK, kDim});
+    args.k = fq::tensor(k.data(), kF32, {1, kTokens, kHeadsK, kDim});
+    args.v = fq::tensor(v.data(), kF32, {1, kTokens, kHeadsV, kDim});
+    args.g = fq::tensor(a.data(), kF32, {1, kTokens, kHeadsV});
+    args.beta = fq::tensor(b.data(), kF32, {1, kTokens, kHeadsV});
+    args.A_log = fq::tensor(A_log.data(), kF32, {kHeadsV});
+    args.dt_bias = fq::tensor(dt_bias.data(), kF32, {kHeadsV});
+    args.o = fq::tensor(o.data(), kF32, {1, kTokens, kHeadsV, kDim});
     std::vector<Line> scratch = scratch_for(plan, fq::Pass::forward);
     const auto loss = [&] {
         fq::check(fq::forward(plan, args, workspace(scratch)));
@@ -73,9 +73,9 @@ int main() {
     fq::BackwardArgs back;
     back.q = args.q, back.k = args.k, back.v = args.v, back.g = args.g, back.beta = args.beta;
     back.A_log = args.A_log, back.dt_bias = args.dt_bias;
-    back.d_o = fq::tensor(w.data(), f32, {1, kTokens, kHeadsV, kDim});
-    back.d_q = fq::tensor(d_q.data(), f32, {1, kTokens, kHeadsK, kDim});
-    back.d_A_log = fq::tensor(d_A_log.data(), f32, {kHeadsV});
+    back.d_o = fq::tensor(w.data(), kF32, {1, kTokens, kHeadsV, kDim});
+    back.d_q = fq::tensor(d_q.data(), kF32, {1, kTokens, kHeadsK, kDim});
+    back.d_A_log = fq::tensor(d_A_log.data(), kF32, {kHeadsV});
     std::vector<Line> back_scratch = scratch_for(plan, fq::Pass::backward);
     fq::check(fq::backward(plan, back, workspace(back_scratch)));
 

@@ -52,7 +52,7 @@ fq::Plan plan_for(std::int64_t B, std::int64_t T) {
     return fq::check(fq::Plan::create(p));
 }
 
-fq::TensorView pool_of(const std::vector<float>& memory) {
+fq::TensorView pool_of(std::vector<float>& memory) {
     return fq::tensor(memory.data(), fq::DType::f32, {kSlots, kHeads, kV, kK});
 }
 

@@ -92,7 +92,7 @@ void run_score(const Model& model, const Options& options) {
     if (metrics.is_object()) {
         known("/compressors_bits_per_byte/gzip_9", "gzip -9");
         known("/compressors_bits_per_byte/xz_9e", "xz -9e");
-        known("/bits_per_byte_windows_of_1024", "transformers, windows of 1024 bytes");
+        if (options.window == 1024) known("/bits_per_byte_windows_of_1024", "transformers, windows of 1024 bytes");
         known("/bits_per_byte", "transformers, one sequence");
     }
     const auto report = [](const std::string& what, const auto& work) {

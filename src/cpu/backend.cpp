@@ -10,13 +10,18 @@
 namespace flashqla {
 namespace cpu {
 
+// NOTE: an OpenMP runtime that cannot create the threads it is asked for ends the process.
+constexpr std::int32_t kMaxThreads = 1024;
+
 std::int32_t threads_of(const PlanOptions& options) {
-    return std::max(1, options.threads > 0 ? options.threads : omp_get_max_threads());
+    return std::clamp(options.threads > 0 ? options.threads : omp_get_max_threads(), 1, kMaxThreads);
 }
 
 namespace {
 
 constexpr std::int32_t kMaxDimK = 256, kMaxDimV = 512;
+// Bytes; sums of a few such figures still fit in 64 bits.
+constexpr double kMostWorkspace = 0x1p60;
 
 Support supports(const PlanRequest& request) {
     const Problem& p = request.problem;
@@ -26,6 +31,11 @@ Support supports(const PlanRequest& request) {
         return {"cpu supports dim_k up to " + std::to_string(kMaxDimK) + ", not " + std::to_string(p.dim_k)};
     if (p.dim_v > kMaxDimV)
         return {"cpu supports dim_v up to " + std::to_string(kMaxDimV) + ", not " + std::to_string(p.dim_v)};
+    // States and transitions of the segments that a sequence may be cut into.
+    const double segments = std::max(request.options.context_split, kMaxAutomaticSegments);
+    const double states = static_cast<double>(std::max(p.sequences, p.batch)) * p.heads_v * p.dim_k;
+    if (states * std::max(p.dim_k, p.dim_v) * segments * sizeof(float) > kMostWorkspace)
+        return {"cpu would need an absurd workspace for the states of that many sequences and segments"};
     return {};
 }
 

@@ -28,7 +28,7 @@ public:
     Status run(const DecodeCall& call, std::byte* workspace, Stream) const noexcept override {
         zero_unused_rows(call, threads_);
         const std::int64_t heads = call.problem.heads_v;
-        parallel_for(call.count * heads, threads_, [&](std::int64_t i, std::int32_t thread) {
+        parallel_ranges(call.count * heads, threads_, [&](std::int64_t i, std::int32_t thread) {
             RecurrentTask task;
             task.row = i / heads;
             task.slots = slots_of(call, task.row);
@@ -40,12 +40,23 @@ public:
             task.o = call.o;
             task.decode = &call;
             if (task.span.length == 0 && task.slots.read == task.slots.write) return;
+            task.next_state = next_state(call, i + 1);
             kernels_.recurrent(task, scratch_.in(workspace) + std::size_t(thread) * scratch_bytes_);
         });
         return {};
     }
 
 private:
+    // The state that index i of the loop starts from, null past the end and for padding rows.
+    static const void* next_state(const DecodeCall& call, std::int64_t i) {
+        const std::int64_t heads = call.problem.heads_v;
+        if (i >= call.count * heads) return nullptr;
+        const Slots slots = slots_of(call, i / heads);
+        if (slots.read < 0) return nullptr;
+        return static_cast<const std::byte*>(call.state.data) +
+               call.state.offset(slots.read, i % heads) * std::int64_t(size_of(call.state.dtype));
+    }
+
     const Kernels& kernels_;
     std::int32_t threads_;
     std::size_t scratch_bytes_ = 0;

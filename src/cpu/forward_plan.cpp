@@ -63,6 +63,7 @@ public:
     Status run(const ForwardCall& call, std::byte* workspace, Stream) const noexcept override {
         std::int64_t* rows = rows_.count > 0 && call.checkpoints ? rows_.in(workspace) : nullptr;
         if (rows) count_checkpoint_rows(call, rows);
+        if (call.checkpoints) zero_unused_checkpoints(call, rows);
         zero_unused_rows(call, threads_);
         if (segments_ > 1) carry_states(call, workspace);
         const std::int64_t heads = blocks_;
@@ -124,7 +125,7 @@ private:
         if (busy * 4 > threads_) return 1;
         const std::int64_t tokens = p.sequences > 0 ? p.tokens / p.sequences : p.tokens;
         return static_cast<std::int32_t>(
-            std::clamp<std::int64_t>(std::min(threads_ / busy, tokens / kMinSegment), 1, 64));
+            std::clamp<std::int64_t>(std::min(threads_ / busy, tokens / kMinSegment), 1, kMaxAutomaticSegments));
     }
 
     std::int64_t cut(std::int64_t n, std::int64_t segment) const { return n * (segments_ - 1) + segment; }
@@ -239,9 +240,7 @@ private:
         std::int64_t next = 0;
         for (std::int64_t n = 0; n < call.count; ++n) {
             rows[n] = next;
-            const std::int64_t length = span_of(call, n).length;
-            if (call.problem.checkpoints == Checkpoints::chunk_starts) next += (length + kChunk - 1) / kChunk;
-            if (call.problem.checkpoints == Checkpoints::every_n) next += length / call.problem.checkpoint_every;
+            next += checkpoint_count(call.problem, span_of(call, n).length);
         }
     }
 

@@ -46,6 +46,7 @@ struct RecurrentTask {
     std::int32_t value_head = 0;
     StateRef state_in, state_out;
     Slots slots;
+    const void* next_state = nullptr;  // state of the task that this thread runs next; read ahead of use
     TokenRef o;
     const DecodeCall* decode = nullptr;    // verification contracts; null for a forward call
     const ForwardCall* forward = nullptr;  // checkpoints; null for a decode call

@@ -18,4 +18,15 @@ void parallel_for(std::int64_t count, std::int32_t threads, F&& f) noexcept {
     for (std::int64_t i = 0; i < count; ++i) f(i, omp_get_thread_num());
 }
 
+// The same in contiguous ranges of equal size, for short tasks of equal cost.
+template <class F>
+void parallel_ranges(std::int64_t count, std::int32_t threads, F&& f) noexcept {
+    if (threads <= 1 || count <= 1) {
+        for (std::int64_t i = 0; i < count; ++i) f(i, 0);
+        return;
+    }
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (std::int64_t i = 0; i < count; ++i) f(i, omp_get_thread_num());
+}
+
 }  // namespace flashqla::cpu

@@ -14,4 +14,6 @@ std::unique_ptr<PassPlan> plan_decode(const PlanRequest& request);
 // Threads a plan uses: the option, or what OpenMP would take.
 std::int32_t threads_of(const PlanOptions& options);
 
+inline constexpr std::int32_t kMaxAutomaticSegments = 64;  // of a sequence that is cut by time
+
 }  // namespace flashqla::cpu

@@ -63,51 +63,87 @@ struct Token {
     float decay, beta, kq;
 };
 
+// Memory that the next step will read, asked for while this one computes: one pass over a state from memory takes as long
+// as both passes of arithmetic.
+struct Ahead {
+    const std::byte* next = nullptr;
+    std::size_t bytes = 0;  // a step
+    HWY_INLINE void step() {
+        for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
+        next += bytes;
+    }
+};
+
+// Keeps a value in a register. NOTE: GCC otherwise folds the load into both of its uses and reads memory twice, which
+// costs a third of a decode step.
+HWY_INLINE void keep(FloatVec& x) {
+#if (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL) && HWY_COMPILER_GCC
+    asm("" : "+v"(x.raw));
+#elif HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_COMPILER_GCC
+    asm("" : "+x"(x.raw));
+#endif
+    (void)x;
+}
+
+// delta and output of a vector of columns from u = S^T k and r = S^T q.
+HWY_INLINE void finish_columns(const Token& token, std::size_t v, FloatVec u, FloatVec r) {
+    const FloatTag d;
+    const auto decay = hn::Set(d, token.decay);
+    const auto delta = hn::Mul(hn::Set(d, token.beta), hn::NegMulAdd(decay, u, hn::LoadU(d, token.v + v)));
+    hn::StoreU(delta, d, token.delta + v);
+    hn::StoreU(hn::MulAdd(hn::Set(d, token.kq), delta, hn::Mul(decay, r)), d, token.o + v);
+}
+
+// kv layout, kTileRows vectors of columns at once; `from` and `to` point to the first of them.
+template <class Store>
+HWY_INLINE void step_columns(const Token& token, std::size_t v, std::size_t dim_k, const typename Store::Type* from,
+                             std::int64_t from_row, typename Store::Type* to, std::int64_t to_row, Ahead& ahead) {
+    const FloatTag d;
+    const auto decay = hn::Set(d, token.decay);
+#define FQLA_ROW(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
+    FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+    const typename Store::Type* s = from;
+    for (std::size_t k = 0; k < dim_k; ++k, s += from_row) {
+        ahead.step();
+        const auto kk = hn::Set(d, token.k[k]), qq = hn::Set(d, token.q[k]);
+#define FQLA_ROW(i)                               \
+    {                                             \
+        auto state = Store::load(s + i * lanes()); \
+        keep(state);                              \
+        x##i = hn::MulAdd(state, kk, x##i);       \
+        y##i = hn::MulAdd(state, qq, y##i);       \
+    }
+        FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+    }
+#define FQLA_ROW(i) finish_columns(token, v + i * lanes(), x##i, y##i);
+    FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+#define FQLA_ROW(i) x##i = hn::LoadU(d, token.delta + v + i * lanes());
+    FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+    s = from;
+    for (std::size_t k = 0; k < dim_k; ++k, s += from_row, to += to_row) {
+        ahead.step();
+        const auto kk = hn::Set(d, token.k[k]);
+#define FQLA_ROW(i) \
+    Store::store(hn::MulAdd(kk, x##i, hn::Mul(decay, Store::load(s + i * lanes()))), to + i * lanes());
+        FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+    }
+}
+
 // kv layout: rows of V values. Reads `from`, writes `to` (may be the same memory); row strides in elements.
 template <class Store>
 HWY_NOINLINE void step_kv(const Token& token, std::size_t dim_k, std::size_t dim_v, const typename Store::Type* from,
-                          std::int64_t from_row, typename Store::Type* to, std::int64_t to_row) {
+                          std::int64_t from_row, typename Store::Type* to, std::int64_t to_row, Ahead ahead) {
     const FloatTag d;
     const std::size_t l = lanes();
     const auto decay = hn::Set(d, token.decay);
-    const auto finish = [&](std::size_t v, FloatVec u, FloatVec r) {
-        const auto delta = hn::Mul(hn::Set(d, token.beta), hn::NegMulAdd(decay, u, hn::LoadU(d, token.v + v)));
-        hn::StoreU(delta, d, token.delta + v);
-        hn::StoreU(hn::MulAdd(hn::Set(d, token.kq), delta, hn::Mul(decay, r)), d, token.o + v);
-    };
-    const auto wide = [&](std::size_t v) {
-#define FQLA_ROW(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
-        FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-        const typename Store::Type* s = from + v;
-        for (std::size_t k = 0; k < dim_k; ++k, s += from_row) {
-            const auto kk = hn::Set(d, token.k[k]), qq = hn::Set(d, token.q[k]);
-#define FQLA_ROW(i)                                \
-    {                                              \
-        const auto state = Store::load(s + i * l); \
-        x##i = hn::MulAdd(state, kk, x##i);        \
-        y##i = hn::MulAdd(state, qq, y##i);        \
-    }
-            FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-        }
-#define FQLA_ROW(i) finish(v + i * l, x##i, y##i);
-        FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-#define FQLA_ROW(i) x##i = hn::LoadU(d, token.delta + v + i * l);
-        FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-        s = from + v;
-        typename Store::Type* t = to + v;
-        for (std::size_t k = 0; k < dim_k; ++k, s += from_row, t += to_row) {
-            const auto kk = hn::Set(d, token.k[k]);
-#define FQLA_ROW(i) Store::store(hn::MulAdd(kk, x##i, hn::Mul(decay, Store::load(s + i * l))), t + i * l);
-            FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-        }
-    };
     std::size_t v = 0;
-    for (; v + kTileRows * l <= dim_v; v += kTileRows * l) wide(v);
+    for (; v + kTileRows * l <= dim_v; v += kTileRows * l)
+        step_columns<Store>(token, v, dim_k, from + v, from_row, to + v, to_row, ahead);
     for (; v + l <= dim_v; v += l) {
         auto u = hn::Zero(d), r = hn::Zero(d);
         for (std::size_t k = 0; k < dim_k; ++k) {
@@ -115,7 +151,7 @@ HWY_NOINLINE void step_kv(const Token& token, std::size_t dim_k, std::size_t dim
             u = hn::MulAdd(state, hn::Set(d, token.k[k]), u);
             r = hn::MulAdd(state, hn::Set(d, token.q[k]), r);
         }
-        finish(v, u, r);
+        finish_columns(token, v, u, r);
         const auto delta = hn::LoadU(d, token.delta + v);
         for (std::size_t k = 0; k < dim_k; ++k) {
             const auto state = Store::load(from + std::int64_t(k) * from_row + std::int64_t(v));
@@ -143,7 +179,7 @@ HWY_NOINLINE void step_kv(const Token& token, std::size_t dim_k, std::size_t dim
 // vk layout: rows of K values; every row is a problem of its own.
 template <class Store>
 HWY_NOINLINE void step_vk(const Token& token, std::size_t dim_k, std::size_t dim_v, const typename Store::Type* from,
-                          std::int64_t from_row, typename Store::Type* to, std::int64_t to_row) {
+                          std::int64_t from_row, typename Store::Type* to, std::int64_t to_row, Ahead ahead) {
     const FloatTag d;
     const std::size_t l = lanes(), whole = dim_k / l * l;
     const auto decay = hn::Set(d, token.decay);
@@ -179,7 +215,8 @@ HWY_NOINLINE void step_vk(const Token& token, std::size_t dim_k, std::size_t dim
             const auto kk = hn::LoadU(d, token.k + k), qq = hn::LoadU(d, token.q + k);
 #define FQLA_ROW(i)                                                                \
     {                                                                              \
-        const auto state = Store::load(s + i * from_row + std::int64_t(k));        \
+        auto state = Store::load(s + i * from_row + std::int64_t(k));              \
+        keep(state);                                                               \
         x##i = hn::MulAdd(state, kk, x##i);                                        \
         y##i = hn::MulAdd(state, qq, y##i);                                        \
     }
@@ -189,7 +226,10 @@ HWY_NOINLINE void step_vk(const Token& token, std::size_t dim_k, std::size_t dim
 #define FQLA_ROW(i) finish(v + i, hn::GetLane(hn::SumOfLanes(d, x##i)), hn::GetLane(hn::SumOfLanes(d, y##i)));
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
-        for (std::size_t i = 0; i < kTileRows; ++i) update(v + i);
+        for (std::size_t i = 0; i < kTileRows; ++i) {
+            ahead.step();
+            update(v + i);
+        }
     }
     for (; v < dim_v; ++v) {
         auto u = hn::Zero(d), r = hn::Zero(d);
@@ -262,10 +302,14 @@ struct Recurrence {
         const StateRef &from = task.state_in, &to = task.state_out;
         const auto* f = static_cast<const Type*>(from.data) + from.offset(task.slots.read, task.value_head);
         auto* t = static_cast<Type*>(to.data) + to.offset(task.slots.write, task.value_head);
+        // One state in as many steps as the layout's loops take.
+        const std::size_t bytes = dim_k * dim_v * sizeof(Type);
+        const std::size_t steps = from.v == 1 ? 2 * dim_k * std::max<std::size_t>(1, dim_v / (kTileRows * lanes())) : dim_v;
+        Ahead ahead{static_cast<const std::byte*>(task.next_state), task.next_state ? bytes / steps : 0};
         if (from.v == 1)
-            step_kv<Store>(token, dim_k, dim_v, f, from.k, t, to.k);
+            step_kv<Store>(token, dim_k, dim_v, f, from.k, t, to.k, ahead);
         else
-            step_vk<Store>(token, dim_k, dim_v, f, from.v, t, to.v);
+            step_vk<Store>(token, dim_k, dim_v, f, from.v, t, to.v, ahead);
     }
 
     HWY_INLINE bool can_step_in_place() const {
@@ -307,7 +351,7 @@ struct Recurrence {
             visit_checkpoints(t);
             if (tree) start_from_parent(t, kept);
             load_token(t);
-            step_kv<FloatStore>(token, dim_k, dim_v, s.state, std::int64_t(s.ld), s.state, std::int64_t(s.ld));
+            step_kv<FloatStore>(token, dim_k, dim_v, s.state, std::int64_t(s.ld), s.state, std::int64_t(s.ld), {});
             store_output(t);
             if (kept >= 0) store_state(step_of(decode->intermediate_states, t), kept);
             if (decode) {

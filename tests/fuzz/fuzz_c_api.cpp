@@ -3,6 +3,7 @@
 // was given (each lies in an allocation of exactly its extent, so that AddressSanitizer sees the first byte outside),
 // never changes an input, and a refused call changes nothing at all.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -38,33 +39,37 @@ struct Block {
     std::vector<unsigned char> before;
 };
 
-// Elements below and above the first one that a view reaches; false when that is too much to allocate.
-bool extent_of(const fqla_tensor& t, std::int64_t& below, std::int64_t& above) {
-    __int128 low = 0, high = 0;
+// Elements that a view reaches below and above its first one. In floating point, where nothing overflows.
+struct Reach {
+    double below = 0, above = 0;
+    bool empty = false;
+};
+
+Reach reach_of(const fqla_tensor& t) {
+    Reach r;
     for (std::int32_t i = 0; i < std::clamp(t.rank, 0, FQLA_MAX_RANK); ++i) {
-        if (t.shape[i] <= 0) {
-            below = above = 0;
-            return true;
-        }
-        const __int128 reach = static_cast<__int128>(t.shape[i] - 1) * t.stride[i];
-        (reach < 0 ? low : high) += reach;
+        if (t.shape[i] <= 0) return {0, 0, true};
+        const double steps = static_cast<double>(t.shape[i] - 1) * static_cast<double>(t.stride[i]);
+        (steps < 0 ? r.below : r.above) += std::abs(steps);
     }
-    const __int128 most = kMostBytes / width_of(t.dtype);
-    if (high - low >= most) return false;
-    below = static_cast<std::int64_t>(-low);
-    above = static_cast<std::int64_t>(high) + 1;
+    return r;
+}
+
+// The same as whole numbers, the first element included; false when that is too much to allocate.
+bool extent_of(const fqla_tensor& t, std::int64_t& below, std::int64_t& above) {
+    const Reach r = reach_of(t);
+    below = above = 0;
+    if (r.empty) return true;
+    if (r.below + r.above >= static_cast<double>(kMostBytes / width_of(t.dtype))) return false;
+    below = static_cast<std::int64_t>(r.below);
+    above = static_cast<std::int64_t>(r.above) + 1;
     return true;
 }
 
-// Sums over all dimensions leave 64 bits: a call must refuse such a view without touching it.
+// A call must refuse such a view without touching it.
 bool beyond_address_space(const fqla_tensor& t) {
-    __int128 reach = 0;
-    for (std::int32_t i = 0; i < std::clamp(t.rank, 0, FQLA_MAX_RANK); ++i) {
-        if (t.shape[i] <= 0) return false;
-        const __int128 x = static_cast<__int128>(t.shape[i] - 1) * t.stride[i];
-        reach += x < 0 ? -x : x;
-    }
-    return reach > static_cast<__int128>(INT64_MAX);
+    const Reach r = reach_of(t);
+    return r.below + r.above > 0x1p63;
 }
 
 // ------------------------------------------------------------------------------------------------ a valid call
@@ -366,7 +371,7 @@ void check_status(fqla_status status, const char* function) {
     require(status >= FQLA_OK && status < FQLA_INTERNAL, "no internal error:", fqla_last_error());
     if (status == FQLA_OK) return;
     const char* text = fqla_last_error();
-    require(std::strlen(text) > 20 && std::strstr(text, "::") != nullptr || std::strncmp(text, "fqla_", 5) == 0,
+    require(std::strlen(text) > 20 && (std::strstr(text, "::") != nullptr || std::strncmp(text, "fqla_", 5) == 0),
             "an error is a sentence that names its function:", function);
 }
 

@@ -32,14 +32,15 @@ bool fast_backend_exists() { return (", " + backend_names() + ",").find(" cpu,")
 
 // Promises that a case may be asked to keep beyond its values.
 void add_properties(Case& c, const Draw& dice) {
-    const auto one_in = [&, next = 0](std::uint64_t n) mutable { return dice.bits(next++) % n == 0; };
+    std::int64_t next = 0;
+    const auto one_in = [&](std::uint64_t n) { return dice.bits(next++) % n == 0; };
     if (one_in(6)) c.repeat = 3;
     if (one_in(4) && (c.deterministic || c.batch_invariant)) c.threads_bitwise = true;
     if (one_in(4) && c.pool == 0 && c.verify == Verify::none) c.alone = true;
     if (c.pass != Pass::forward || c.pool > 0) return;
     if (c.packed()) {
         if (one_in(4)) c.same_packed = true;
-        if (one_in(6)) c.relens = 3;
+        if (one_in(6) && c.checkpoints != Checkpoints::listed) c.relens = 3;
     } else if (c.has_initial.empty()) {
         // A 16-bit state is rounded where the call is cut, so that is another computation.
         if (one_in(4) && c.tokens > 1 && c.state == DType::f32) {
