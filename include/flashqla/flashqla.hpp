@@ -251,15 +251,15 @@ private:
 //
 // Without state_indices, row n of a state tensor belongs to sequence n. With state_indices the state tensors are pools:
 // sequence n reads slot state_indices[n] and writes slot state_indices_out[n] (default: the same). A padding slot
-// (PadRule) makes the sequence a padding row: its outputs are zero and no slot is touched. Slots that are written must
-// be unique, and no other row may read them. A slot at or above the pool's size is refused where the host can see it
+// (PadRule) makes the sequence a padding row: its outputs and checkpoints are zero and no slot is touched. Slots that are written must
+// be unique, and where initial and final state are the same memory no other row may read them. A slot at or above the pool's size is refused where the host can see it
 // (CPU) and treated as padding where it cannot (CUDA).
 struct ForwardArgs {
     TensorView q;     // [B,T,Hk,K] Problem::io
     TensorView k;     // [B,T,Hk,K] Problem::io
     TensorView v;     // [B,T,Hv,V] Problem::io
     TensorView g;     // [B,T,Hv] f32/f16/bf16; not given with Gate::none
-    TensorView beta;  // [B,T,Hv] f32/f16/bf16; not given = 1
+    TensorView beta;  // [B,T,Hv] f32/f16/bf16; not given: beta_t = beta_factor in both modes
     TensorView A_log;    // [Hv] f32/f16/bf16, Gate::raw only
     TensorView dt_bias;  // [Hv] f32/f16/bf16, Gate::raw only; not given = 0
 
@@ -274,7 +274,8 @@ struct ForwardArgs {
     TensorView has_initial_state;  // [N] u8 (bool) or i32; 0 = start from zeros whatever the slot holds, NaN included
 
     TensorView checkpoints;      // [rows, Hv, ..] as a state tensor; sequences one after another
-    TensorView checkpoint_list;  // [rows,2] i32/i64 of (sequence, token), 0 <= token <= length; sequence < 0: row unused
+    // [rows,2] i32/i64 of (sequence, token), 0 <= token <= length; a pair may repeat; sequence < 0: row stays as it is
+    TensorView checkpoint_list;
 
     TensorView o;  // [B,T,Hv,V] Problem::out
 };
@@ -285,7 +286,7 @@ FQLA_API Status forward(const Plan& plan, const ForwardArgs& args, Workspace wor
 // -------------------------------------------------------------------------------------------------- backward
 
 // Gradients of  <d_o, o> + <d_final_state, final_state>. Either of the two may be absent (zero). Every output may be
-// absent (not wanted). States belong to sequences here: pools are a serving feature and have no gradient. Gradients are
+// absent (not wanted). Where exp(g) underflows to 0 the gradient of g is 0. States belong to sequences here: pools are a serving feature and have no gradient. Gradients are
 // f32, f16 or bf16 each. For an empty sequence d_initial_state = d_final_state.
 struct BackwardArgs {
     TensorView q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state;  // as in ForwardArgs
@@ -315,7 +316,9 @@ FQLA_API Status backward(const Plan& plan, const BackwardArgs& args, Workspace w
 //  - intermediate buffer: the state after token t goes to intermediate_states[m,t], m = intermediate_indices[n]
 //    (default n; m < 0: not stored). With commit_state = false the pool stays as it is until commit().
 // parent_tokens [N,T] i32 makes the run a tree: token t continues from the state after token parent_tokens[n,t] < t, or
-// from the start state when that is < 0. It needs intermediate_states with a valid row, and commit_state = false.
+// from the start state when that is < 0. It needs intermediate_states with a valid row, and commit_state = false. With a
+// 16-bit buffer, a token whose parent is not the token before it may continue from the parent's rounded state.
+// intermediate_indices must be unique.
 struct DecodeArgs {
     TensorView q, k, v, g, beta, A_log, dt_bias, cu_seqlens;  // as in ForwardArgs
     TensorView state;                 // the pool [slots, Hv, ..], updated in place

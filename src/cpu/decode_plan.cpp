@@ -1,4 +1,5 @@
 // Plans and runs decode and verification: one task a (row, value head), states in place.
+#include <algorithm>
 #include <string>
 
 #include "cpu/kernels.hpp"
@@ -9,12 +10,20 @@
 namespace flashqla::cpu {
 namespace {
 
+// State elements that make a thread worth waking: about 12 us of work.
+constexpr std::int64_t kElementsPerThread = 128 << 10;
+
 class DecodePlan final : public PassPlan {
 public:
     explicit DecodePlan(const PlanRequest& request) : kernels_(kernels()), threads_(threads_of(request.options)) {
+        const Problem& p = request.problem;
         Shape shape;
-        shape.dim_k = request.problem.dim_k;
-        shape.dim_v = request.problem.dim_v;
+        shape.dim_k = p.dim_k;
+        shape.dim_v = p.dim_v;
+        // Waking a thread costs some microseconds; a state element costs about 0.1 ns.
+        const std::int64_t rows = p.sequences > 0 ? std::max(p.sequences, p.tokens) : p.batch * p.tokens;
+        threads_ = std::int32_t(
+            std::clamp<std::int64_t>(rows * p.heads_v * p.dim_k * p.dim_v / kElementsPerThread, 1, threads_));
         scratch_bytes_ = kernels_.recurrent_scratch(shape);
         scratch_ = workspace_.book<std::byte>("scratch of " + std::to_string(threads_) + " threads",
                                               scratch_bytes_ * std::size_t(threads_));

@@ -126,8 +126,6 @@ struct HeadChunk {
         }
         for (std::size_t j = 0; j < rows; ++j) {
             const auto nk = hn::Set(d, norm_k[j]);
-            // A tile reads P up to its last row, so the part of the tile above the diagonal is written too.
-            for (std::size_t i = j / kTileRows * kTileRows; i < j / lanes() * lanes(); ++i) s.upper[j * C + i] = 0.0f;
             for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
                 const auto gamma = hn::Mul(s.gates.between(i, j), nk);
                 const auto row_k = hn::Mul(hn::Load(d, s.gates.beta + i), hn::Load(d, norm_k + i));
@@ -236,7 +234,7 @@ private:
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         const float* upper = s.upper + i0;
-        for (std::size_t j = 0; j < i0 + kTileRows; ++j, upper += C) {
+        for (std::size_t j = 0; j < i0; ++j, upper += C) {
             const auto b0 = hn::Load(d, s.x + j * strip), b1 = hn::Load(d, s.x + j * strip + l);
 #define FQLA_ROW(i)                                     \
     x##i = hn::MulAdd(hn::Set(d, upper[i]), b0, x##i);  \
@@ -244,6 +242,16 @@ private:
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
+        // The tile's own triangle, pair by pair: a product with the zeros above the diagonal would carry a NaN back in time.
+        const float* own = s.x + i0 * strip;
+#define FQLA_PAIR(j, i)                                                                      \
+    x##i = hn::MulAdd(hn::Set(d, upper[j * C + i]), hn::Load(d, own + j * strip), x##i);     \
+    y##i = hn::MulAdd(hn::Set(d, upper[j * C + i]), hn::Load(d, own + j * strip + l), y##i);
+#define FQLA_ROW(i) FQLA_PAIR(i, i)
+        FQLA_EACH_ROW(FQLA_ROW)
+        FQLA_EACH_PAIR(FQLA_PAIR)
+#undef FQLA_ROW
+#undef FQLA_PAIR
         float* to = s.outputs + i0 * slice + v;
 #define FQLA_ROW(i)                         \
     hn::Store(x##i, d, to + i * slice);     \

@@ -15,6 +15,8 @@ namespace {
 
 // Below this many tokens a sequence goes through the token recurrence.
 constexpr std::int64_t kRecurrentBelow = 5;
+// State elements times tokens that make a thread worth waking: about 20 us of work.
+constexpr std::int64_t kElementsPerThread = 256 << 10;
 // States a task keeps at hand: half of a second-level cache of 1 MiB.
 constexpr std::int64_t kStateBytes = 512 << 10;
 // A segment of a split sequence is at least this long: computing its transition costs about as much as 1.3 passes.
@@ -26,6 +28,8 @@ public:
         : kernels_(kernels()), threads_(threads_of(request.options)) {
         const Problem& p = request.problem;
         sequences_ = p.sequences > 0 ? p.sequences : p.batch;
+        const std::int64_t work = p.batch * p.tokens * p.heads_v * p.dim_k * p.dim_v / kElementsPerThread;
+        threads_ = std::int32_t(std::clamp<std::int64_t>(work, 1, threads_));
         shape_.dim_k = p.dim_k;
         shape_.dim_v = p.dim_v;
         shape_.group = p.heads_v / p.heads_k;

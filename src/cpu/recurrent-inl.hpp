@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/workspace.hpp"
 #include "cpu/chunk-inl.hpp"
@@ -35,20 +36,33 @@ struct FloatStore {
     static HWY_INLINE void store_one(float x, float* p) { *p = x; }
 };
 
+// NOTE: a vector of words holds the even elements in its low and the odd ones in its high halves; two instructions make
+// floats of them, where widening element by element takes four.
 struct Bf16Store {
     using Type = std::uint16_t;
+    static HWY_INLINE hn::Vec<WordTag> load_words(const std::uint16_t* p) {
+        return hn::LoadU(WordTag(), reinterpret_cast<const std::uint32_t*>(p));
+    }
+    static HWY_INLINE FloatVec even(hn::Vec<WordTag> w) { return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(w)); }
+    static HWY_INLINE FloatVec odd(hn::Vec<WordTag> w) {
+        return hn::BitCast(FloatTag(), hn::And(w, hn::Set(WordTag(), 0xffff0000u)));
+    }
+    static HWY_INLINE void store_words(FloatVec e, FloatVec o, std::uint16_t* p) {
+#if FQLA_HAVE_BF16_DOT
+        const auto words = bf16_pair(e, o);
+#else
+        const auto words = hn::Or(bf16_bits(e), hn::ShiftLeft<16>(bf16_bits(o)));
+#endif
+        hn::StoreU(words, WordTag(), reinterpret_cast<std::uint32_t*>(p));
+    }
     static HWY_INLINE FloatVec load(const std::uint16_t* p) {
         const hn::Rebind<std::uint16_t, FloatTag> d16;
         return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), hn::LoadU(d16, p))));
     }
     static HWY_INLINE void store(FloatVec x, std::uint16_t* p) {
-#if FQLA_HAVE_BF16_DOT
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x.raw));
-#else
         const hn::Rebind<std::uint16_t, FloatTag> d16;
         const hn::RebindToSigned<FloatTag> di;
         hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, bf16_bits(x))), d16, p);
-#endif
     }
     static HWY_INLINE float load_one(const std::uint16_t* p) { return bf16_to_float(*p); }
     static HWY_INLINE void store_one(float x, std::uint16_t* p) { *p = float_to_bf16(x); }
@@ -60,6 +74,8 @@ struct Token {
     const float* v;
     float* o;
     float* delta;  // [V + lanes]
+    float *read_k, *read_q;  // [V] scratch: S^T k and S^T q
+    const float *k_halves, *q_halves;  // [K] for bf16 rows of K: even elements of 2 lanes, then the odd ones, and so on
     float decay, beta, kq;
 };
 
@@ -77,9 +93,9 @@ struct Ahead {
 // Keeps a value in a register. NOTE: GCC otherwise folds the load into both of its uses and reads memory twice, which
 // costs a third of a decode step.
 HWY_INLINE void keep(FloatVec& x) {
-#if (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL) && HWY_COMPILER_GCC
+#if (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL) && HWY_COMPILER_GCC_ACTUAL
     asm("" : "+v"(x.raw));
-#elif HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_COMPILER_GCC
+#elif HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_COMPILER_GCC_ACTUAL
     asm("" : "+x"(x.raw));
 #endif
     (void)x;
@@ -134,6 +150,59 @@ HWY_INLINE void step_columns(const Token& token, std::size_t v, std::size_t dim_
     }
 }
 
+// The same on bf16 states, even and odd columns apart.
+template <>
+HWY_INLINE void step_columns<Bf16Store>(const Token& token, std::size_t v, std::size_t dim_k, const std::uint16_t* from,
+                                        std::int64_t from_row, std::uint16_t* to, std::int64_t to_row, Ahead& ahead) {
+    const FloatTag d;
+    const std::size_t l = lanes();
+    const auto decay = hn::Set(d, token.decay);
+#define FQLA_ROW(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
+    FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+    const std::uint16_t* s = from;
+    for (std::size_t k = 0; k < dim_k; ++k, s += from_row) {
+        ahead.step();
+        const auto kk = hn::Set(d, token.k[k]), qq = hn::Set(d, token.q[k]);
+#define FQLA_ROW(i, j)                                                   \
+    {                                                                    \
+        const auto words = Bf16Store::load_words(s + i * l);             \
+        const auto even = Bf16Store::even(words), odd = Bf16Store::odd(words); \
+        x##i = hn::MulAdd(even, kk, x##i);                               \
+        y##i = hn::MulAdd(even, qq, y##i);                               \
+        x##j = hn::MulAdd(odd, kk, x##j);                                \
+        y##j = hn::MulAdd(odd, qq, y##j);                                \
+    }
+        FQLA_EACH_COUPLE(FQLA_ROW)
+#undef FQLA_ROW
+    }
+#define FQLA_ROW(i, j)                                          \
+    hn::StoreInterleaved2(x##i, x##j, d, token.read_k + i * l); \
+    hn::StoreInterleaved2(y##i, y##j, d, token.read_q + i * l);
+    FQLA_EACH_COUPLE(FQLA_ROW)
+#undef FQLA_ROW
+#define FQLA_ROW(i) \
+    finish_columns(token, v + i * l, hn::LoadU(d, token.read_k + i * l), hn::LoadU(d, token.read_q + i * l));
+    FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+#define FQLA_ROW(i, j) hn::LoadInterleaved2(d, token.delta + v + i * l, x##i, x##j);
+    FQLA_EACH_COUPLE(FQLA_ROW)
+#undef FQLA_ROW
+    s = from;
+    for (std::size_t k = 0; k < dim_k; ++k, s += from_row, to += to_row) {
+        ahead.step();
+        const auto kk = hn::Set(d, token.k[k]);
+#define FQLA_ROW(i, j)                                                                   \
+    {                                                                                    \
+        const auto words = Bf16Store::load_words(s + i * l);                             \
+        Bf16Store::store_words(hn::MulAdd(kk, x##i, hn::Mul(decay, Bf16Store::even(words))), \
+                               hn::MulAdd(kk, x##j, hn::Mul(decay, Bf16Store::odd(words))), to + i * l); \
+    }
+        FQLA_EACH_COUPLE(FQLA_ROW)
+#undef FQLA_ROW
+    }
+}
+
 // kv layout: rows of V values. Reads `from`, writes `to` (may be the same memory); row strides in elements.
 template <class Store>
 HWY_NOINLINE void step_kv(const Token& token, std::size_t dim_k, std::size_t dim_v, const typename Store::Type* from,
@@ -176,12 +245,49 @@ HWY_NOINLINE void step_kv(const Token& token, std::size_t dim_k, std::size_t dim
     }
 }
 
+// vk layout: u += row k and r += row q for elements k0 on, a step of them.
+HWY_INLINE void read_row(const Token& token, std::size_t k0, const float* row, FloatVec& u, FloatVec& r) {
+    const FloatTag d;
+    auto state = hn::LoadU(d, row + k0);
+    keep(state);
+    u = hn::MulAdd(state, hn::LoadU(d, token.k + k0), u);
+    r = hn::MulAdd(state, hn::LoadU(d, token.q + k0), r);
+}
+HWY_INLINE void read_row(const Token& token, std::size_t k0, const std::uint16_t* row, FloatVec& u, FloatVec& r) {
+    const FloatTag d;
+    const auto words = Bf16Store::load_words(row + k0);
+    const auto even = Bf16Store::even(words), odd = Bf16Store::odd(words);
+    u = hn::MulAdd(even, hn::LoadU(d, token.k_halves + k0), u);
+    r = hn::MulAdd(even, hn::LoadU(d, token.q_halves + k0), r);
+    u = hn::MulAdd(odd, hn::LoadU(d, token.k_halves + k0 + lanes()), u);
+    r = hn::MulAdd(odd, hn::LoadU(d, token.q_halves + k0 + lanes()), r);
+}
+
+// vk layout: the update of one row, over whole steps.
+template <class Store>
+HWY_INLINE void update_row(const Token& token, FloatVec decay, FloatVec delta, std::size_t whole,
+                           const typename Store::Type* s, typename Store::Type* t) {
+    for (std::size_t k = 0; k < whole; k += lanes())
+        Store::store(hn::MulAdd(hn::LoadU(FloatTag(), token.k + k), delta, hn::Mul(decay, Store::load(s + k))), t + k);
+}
+template <>
+HWY_INLINE void update_row<Bf16Store>(const Token& token, FloatVec decay, FloatVec delta, std::size_t whole,
+                                      const std::uint16_t* s, std::uint16_t* t) {
+    const FloatTag d;
+    for (std::size_t k = 0; k < whole; k += 2 * lanes()) {
+        const auto words = Bf16Store::load_words(s + k);
+        const auto ke = hn::LoadU(d, token.k_halves + k), ko = hn::LoadU(d, token.k_halves + k + lanes());
+        Bf16Store::store_words(hn::MulAdd(ke, delta, hn::Mul(decay, Bf16Store::even(words))),
+                               hn::MulAdd(ko, delta, hn::Mul(decay, Bf16Store::odd(words))), t + k);
+    }
+}
+
 // vk layout: rows of K values; every row is a problem of its own.
 template <class Store>
 HWY_NOINLINE void step_vk(const Token& token, std::size_t dim_k, std::size_t dim_v, const typename Store::Type* from,
                           std::int64_t from_row, typename Store::Type* to, std::int64_t to_row, Ahead ahead) {
     const FloatTag d;
-    const std::size_t l = lanes(), whole = dim_k / l * l;
+    const std::size_t l = lanes(), step = sizeof(typename Store::Type) == 2 ? 2 * l : l, whole = dim_k / step * step;
     const auto decay = hn::Set(d, token.decay);
     const auto tail = [&](std::size_t v, float& u, float& r) {
         for (std::size_t k = whole; k < dim_k; ++k) {
@@ -199,9 +305,7 @@ HWY_NOINLINE void step_vk(const Token& token, std::size_t dim_k, std::size_t dim
     const auto update = [&](std::size_t v) {
         const typename Store::Type* s = from + std::int64_t(v) * from_row;
         typename Store::Type* t = to + std::int64_t(v) * to_row;
-        const auto delta = hn::Set(d, token.delta[v]);
-        for (std::size_t k = 0; k < whole; k += l)
-            Store::store(hn::MulAdd(hn::LoadU(d, token.k + k), delta, hn::Mul(decay, Store::load(s + k))), t + k);
+        update_row<Store>(token, decay, hn::Set(d, token.delta[v]), whole, s, t);
         for (std::size_t k = whole; k < dim_k; ++k)
             Store::store_one(token.decay * Store::load_one(s + k) + token.k[k] * token.delta[v], t + k);
     };
@@ -211,15 +315,8 @@ HWY_NOINLINE void step_vk(const Token& token, std::size_t dim_k, std::size_t dim
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         const typename Store::Type* s = from + std::int64_t(v) * from_row;
-        for (std::size_t k = 0; k < whole; k += l) {
-            const auto kk = hn::LoadU(d, token.k + k), qq = hn::LoadU(d, token.q + k);
-#define FQLA_ROW(i)                                                                \
-    {                                                                              \
-        auto state = Store::load(s + i * from_row + std::int64_t(k));              \
-        keep(state);                                                               \
-        x##i = hn::MulAdd(state, kk, x##i);                                        \
-        y##i = hn::MulAdd(state, qq, y##i);                                        \
-    }
+        for (std::size_t k = 0; k < whole; k += step) {
+#define FQLA_ROW(i) read_row(token, k, s + i * from_row, x##i, y##i);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
@@ -233,29 +330,26 @@ HWY_NOINLINE void step_vk(const Token& token, std::size_t dim_k, std::size_t dim
     }
     for (; v < dim_v; ++v) {
         auto u = hn::Zero(d), r = hn::Zero(d);
-        for (std::size_t k = 0; k < whole; k += l) {
-            const auto state = Store::load(from + std::int64_t(v) * from_row + std::int64_t(k));
-            u = hn::MulAdd(state, hn::LoadU(d, token.k + k), u);
-            r = hn::MulAdd(state, hn::LoadU(d, token.q + k), r);
-        }
+        for (std::size_t k = 0; k < whole; k += step) read_row(token, k, from + std::int64_t(v) * from_row, u, r);
         finish(v, hn::GetLane(hn::SumOfLanes(d, u)), hn::GetLane(hn::SumOfLanes(d, r)));
         update(v);
     }
 }
 
 struct RecurrentScratch {
-    float *k, *q, *v, *o, *delta;
-    float* turn;   // [strip, padded_k]
-    float* state;  // [padded_k, ld]
+    float *k, *q, *v, *o, *delta, *read_k, *read_q;
+    float *k_halves, *q_halves;  // [padded_k] see Token
+    float* turn;                 // [strip, padded_k]
+    float* state;                // [padded_k, ld]
     std::size_t ld;
 
     template <class Booker>
     void book(Booker& b, const Shape& s) {
-        const std::size_t pk = padded_rows<FloatDot>(static_cast<std::size_t>(s.dim_k)) + lanes();
+        const std::size_t pk = padded_rows<FloatDot>(static_cast<std::size_t>(s.dim_k)) + 2 * lanes();
         const std::size_t strip = strip_columns();
         ld = (static_cast<std::size_t>(s.dim_v) + strip - 1) / strip * strip;
-        b.take(k, pk), b.take(q, pk);
-        b.take(v, ld), b.take(o, ld), b.take(delta, ld);
+        for (float** p : {&k, &q, &k_halves, &q_halves}) b.take(*p, pk);
+        for (float** p : {&v, &o, &delta, &read_k, &read_q}) b.take(*p, ld);
         b.take(turn, strip * pk);
         b.take(state, pk * ld);
     }
@@ -275,7 +369,7 @@ struct Recurrence {
         load_row(in.q.data, in.q.dtype, in.q.offset(b, at, key), dim_k, s.q);
         load_row(in.v.data, in.v.dtype, in.v.offset(b, at, head), dim_v, s.v);
         const std::size_t pk = padded_rows<FloatDot>(dim_k);
-        for (std::size_t i = dim_k; i < pk + lanes(); ++i) s.k[i] = s.q[i] = 0.0f;
+        for (std::size_t i = dim_k; i < pk + 2 * lanes(); ++i) s.k[i] = s.q[i] = 0.0f;
         const float nk = inverse_norm(in, s.k, dim_k), nq = in.problem.scale * inverse_norm(in, s.q, dim_k);
         const FloatTag d;
         auto dot = hn::Zero(d);
@@ -286,8 +380,21 @@ struct Recurrence {
             hn::StoreU(k, d, s.k + i);
             hn::StoreU(q, d, s.q + i);
         }
-        token = {s.k, s.q, s.v, s.o, s.delta, static_cast<float>(std::exp(log_decay(in, task.span, t, head))),
-                 beta_of(in, task.span, t, head), hn::GetLane(hn::SumOfLanes(d, dot))};
+        token = {s.k, s.q, s.v, s.o, s.delta, s.read_k, s.read_q, s.k_halves, s.q_halves,
+                 static_cast<float>(std::exp(log_decay(in, task.span, t, head))), beta_of(in, task.span, t, head),
+                 hn::GetLane(hn::SumOfLanes(d, dot))};
+    }
+
+    // k and q with even and odd elements apart, for rows of K in bf16.
+    HWY_INLINE void split_halves() {
+        const FloatTag d;
+        for (std::size_t i = 0; i < dim_k; i += 2 * lanes())
+            for (const auto& [from, to] : {std::pair{s.k, s.k_halves}, std::pair{s.q, s.q_halves}}) {
+                FloatVec even, odd;
+                hn::LoadInterleaved2(d, from + i, even, odd);
+                hn::StoreU(even, d, to + i);
+                hn::StoreU(odd, d, to + i + lanes());
+            }
     }
 
     HWY_INLINE void store_output(std::int64_t t) {
@@ -306,10 +413,9 @@ struct Recurrence {
         const std::size_t bytes = dim_k * dim_v * sizeof(Type);
         const std::size_t steps = from.v == 1 ? 2 * dim_k * std::max<std::size_t>(1, dim_v / (kTileRows * lanes())) : dim_v;
         Ahead ahead{static_cast<const std::byte*>(task.next_state), task.next_state ? bytes / steps : 0};
-        if (from.v == 1)
-            step_kv<Store>(token, dim_k, dim_v, f, from.k, t, to.k, ahead);
-        else
-            step_vk<Store>(token, dim_k, dim_v, f, from.v, t, to.v, ahead);
+        if (from.v == 1) return step_kv<Store>(token, dim_k, dim_v, f, from.k, t, to.k, ahead);
+        if (sizeof(Type) == 2) split_halves();
+        step_vk<Store>(token, dim_k, dim_v, f, from.v, t, to.v, ahead);
     }
 
     HWY_INLINE bool can_step_in_place() const {

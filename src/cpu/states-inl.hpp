@@ -23,6 +23,11 @@ struct Tile {
     std::size_t dim_k, padded_k;
 };
 
+// Columns a transpose touches: whole groups of four, where a strip has that many.
+HWY_INLINE std::size_t turned_rows(std::size_t columns) {
+    return strip_columns() < 4 ? columns : (columns + 3) / 4 * 4;
+}
+
 // Columns [v0, v0 + columns) of state (row, head). `turn` is scratch of [strip, padded_k] floats for the vk layout.
 HWY_INLINE void load_tile(const StateRef& s, std::int64_t row, std::int64_t head, std::size_t v0, std::size_t columns,
                           const Tile& tile, float* turn) {
@@ -35,7 +40,7 @@ HWY_INLINE void load_tile(const StateRef& s, std::int64_t row, std::int64_t head
         for (std::size_t j = used; j < strip_columns(); ++j) to[j] = 0.0f;
     }
     if (by_row) return;
-    const std::size_t rows = (columns + 3) / 4 * 4, wide = (tile.dim_k + 3) / 4 * 4;
+    const std::size_t rows = turned_rows(columns), wide = (tile.dim_k + 3) / 4 * 4;
     fill(turn, rows * tile.padded_k, 0.0f);
     for (std::size_t v = 0; v < columns; ++v)
         load_row(s.data, s.dtype, base + std::int64_t(v0 + v) * s.v, tile.dim_k, turn + v * tile.padded_k);
@@ -51,7 +56,7 @@ HWY_INLINE void store_tile(const Tile& tile, std::size_t v0, std::size_t columns
                       base + std::int64_t(k) * s.k + std::int64_t(v0));
         return;
     }
-    const std::size_t rows = (columns + 3) / 4 * 4, wide = (tile.dim_k + 3) / 4 * 4;
+    const std::size_t rows = turned_rows(columns), wide = (tile.dim_k + 3) / 4 * 4;
     transpose(tile.data, tile.ld, wide, rows, turn, tile.padded_k);
     for (std::size_t v = 0; v < columns; ++v)
         store_row(turn + v * tile.padded_k, tile.dim_k, s.data, s.dtype, base + std::int64_t(v0 + v) * s.v);
