@@ -251,9 +251,9 @@ private:
 //
 // Without state_indices, row n of a state tensor belongs to sequence n. With state_indices the state tensors are pools:
 // sequence n reads slot state_indices[n] and writes slot state_indices_out[n] (default: the same). A padding slot
-// (PadRule) makes the sequence a padding row: its outputs and checkpoints are zero and no slot is touched. Slots that are written must
-// be unique, and where initial and final state are the same memory no other row may read them. A slot at or above the pool's size is refused where the host can see it
-// (CPU) and treated as padding where it cannot (CUDA).
+// (PadRule) makes the sequence a padding row: its outputs and checkpoints are zero and no slot is touched. Slots that are
+// written must be unique, and where initial and final state are the same memory no other row may read them. A slot at or
+// above the pool's size is refused where the host can see it (CPU) and treated as padding where it cannot (CUDA).
 struct ForwardArgs {
     TensorView q;     // [B,T,Hk,K] Problem::io
     TensorView k;     // [B,T,Hk,K] Problem::io
@@ -286,8 +286,9 @@ FQLA_API Status forward(const Plan& plan, const ForwardArgs& args, Workspace wor
 // -------------------------------------------------------------------------------------------------- backward
 
 // Gradients of  <d_o, o> + <d_final_state, final_state>. Either of the two may be absent (zero). Every output may be
-// absent (not wanted). Where exp(g) underflows to 0 the gradient of g is 0. States belong to sequences here: pools are a serving feature and have no gradient. Gradients are
-// f32, f16 or bf16 each. For an empty sequence d_initial_state = d_final_state.
+// absent (not wanted). States belong to sequences here: pools are a serving feature and have no gradient. Gradients are
+// f32, f16 or bf16 each. For an empty sequence d_initial_state = d_final_state. Where exp(g) underflows to 0 (g = -inf is
+// allowed) the gradient of g is 0.
 struct BackwardArgs {
     TensorView q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state;  // as in ForwardArgs
     TensorView d_o;              // [B,T,Hv,V]
@@ -316,8 +317,8 @@ FQLA_API Status backward(const Plan& plan, const BackwardArgs& args, Workspace w
 //  - intermediate buffer: the state after token t goes to intermediate_states[m,t], m = intermediate_indices[n]
 //    (default n; m < 0: not stored). With commit_state = false the pool stays as it is until commit().
 // parent_tokens [N,T] i32 makes the run a tree: token t continues from the state after token parent_tokens[n,t] < t, or
-// from the start state when that is < 0. It needs intermediate_states with a valid row, and commit_state = false. With a
-// 16-bit buffer, a token whose parent is not the token before it may continue from the parent's rounded state.
+// from the start state when that is < 0. It needs intermediate_states with a valid row, and commit_state = false. With
+// a 16-bit buffer, a token whose parent is not the token before it may continue from the parent's rounded state.
 // intermediate_indices must be unique.
 struct DecodeArgs {
     TensorView q, k, v, g, beta, A_log, dt_bias, cu_seqlens;  // as in ForwardArgs
@@ -336,7 +337,8 @@ struct DecodeArgs {
 FQLA_API Status decode(const Plan& plan, const DecodeArgs& args, Workspace workspace, Stream stream = {}) noexcept;
 
 // Second half of the intermediate-buffer contract: state[state_indices[n]] <- intermediate_states[m, accepted[n]-1].
-// Rows with a padding slot, m < 0, or accepted[n] outside 1..T stay as they are. accepted: [N] i32/i64.
+// Rows with a padding slot, m < 0, or accepted[n] outside 1..T stay as they are. accepted: [N] i32/i64. It is the caller's
+// duty to accept no more tokens than the row had.
 struct CommitArgs {
     TensorView state, state_indices, intermediate_states, intermediate_indices, accepted;
 };

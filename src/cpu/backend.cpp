@@ -10,13 +10,6 @@
 namespace flashqla {
 namespace cpu {
 
-namespace {
-
-// NOTE: libgomp ends the process when it cannot start a thread, so a plan never asks for absurdly many.
-constexpr std::int32_t kMaxThreads = 1024;
-
-}  // namespace
-
 std::int32_t threads_of(const PlanOptions& options) {
     return std::clamp(options.threads > 0 ? options.threads : omp_get_max_threads(), 1, kMaxThreads);
 }
@@ -40,11 +33,6 @@ Support supports(const PlanRequest& request) {
     const double states = static_cast<double>(std::max(p.sequences, p.batch)) * p.heads_v * p.dim_k;
     if (states * std::max(p.dim_k, p.dim_v) * segments * sizeof(float) > kMostWorkspace)
         return {"cpu would need an absurd workspace for the states of that many sequences and segments"};
-    // Split sequences keep three states a cut; backward keeps about five states a 32 tokens and thread.
-    const double cuts = double(p.sequences > 0 ? p.sequences : p.batch) * std::max(request.options.context_split, 1);
-    const double states = std::max(3.0 * cuts * p.heads_v, double(threads_of(request.options)) * double(p.tokens) / 6);
-    if (states * p.dim_k * std::max(p.dim_k, p.dim_v) > 0x1p58)
-        return {"cpu would need a workspace beyond any memory for this many tokens, sequences and segments"};
     return {};
 }
 
