@@ -111,8 +111,8 @@ struct Device {
 };
 
 inline constexpr int kMaxRank = 6;
-inline constexpr std::int64_t kChunk = 64;             // chunk starts: token 0, 64, 128, ... of each sequence
-inline constexpr std::int64_t kMaxDecodeTokens = 16;   // longest run of tokens a row of decode() may have
+inline constexpr std::int64_t kChunk = 64;            // chunk starts: token 0, 64, 128, ... of each sequence
+inline constexpr std::int64_t kMaxDecodeTokens = 16;  // longest run of tokens a row of decode() may have
 
 // A view of the caller's memory; never owns. Default-constructed = "not given".
 struct TensorView {
@@ -178,13 +178,13 @@ enum class Checkpoints : std::int32_t {
 
 // What is computed. Sizes are bounds where the text says so; lengths stay in cu_seqlens, on the device.
 struct Problem {
-    std::int64_t batch = 1;    // B; 1 when packed
-    std::int64_t tokens = 0;   // T; when packed, the rows of the token dimension (padding included)
+    std::int64_t batch = 1;      // B; 1 when packed
+    std::int64_t tokens = 0;     // T; when packed, the rows of the token dimension (padding included)
     std::int64_t sequences = 0;  // 0: fixed length, one sequence a batch row. > 0: packed, cu_seqlens has sequences + 1
-    std::int32_t heads_k = 0;  // Hk
-    std::int32_t heads_v = 0;  // Hv, a multiple of Hk
-    std::int32_t dim_k = 0;    // K
-    std::int32_t dim_v = 0;    // V
+    std::int32_t heads_k = 0;    // Hk
+    std::int32_t heads_v = 0;    // Hv, a multiple of Hk
+    std::int32_t dim_k = 0;      // K
+    std::int32_t dim_v = 0;      // V
 
     DType io = DType::bf16;   // q, k, v: f32, f16 or bf16
     DType out = DType::none;  // o: none = as io; or f32
@@ -194,7 +194,7 @@ struct Problem {
     float beta_factor = 1.0f;  // 1, or 2 for negative eigenvalues
     bool qk_l2norm = false;    // x / sqrt(sum x^2 + l2norm_eps) on the rows of q and k
     float l2norm_eps = 1e-6f;
-    float scale = 0.0f;        // 0 = K^-1/2
+    float scale = 0.0f;  // 0 = K^-1/2
     Grouping grouping = Grouping::interleaved;
     StateLayout state_layout = StateLayout::kv;  // of every state tensor of the call
     PadRule pad_rule = PadRule::negative;        // of every slot index of the call
@@ -210,8 +210,8 @@ struct Problem {
 };
 
 struct PlanOptions {
-    std::string backend;           // "" = the best that can; or a name from backend_names()
-    std::int32_t threads = 0;      // CPU: 0 = as many as OpenMP would use
+    std::string backend;             // "" = the best that can; or a name from backend_names()
+    std::int32_t threads = 0;        // CPU: 0 = as many as OpenMP would use
     std::int32_t context_split = 0;  // segments a sequence is cut into (context parallelism): 0 = auto, 1 = never, n
     // The bits of a result always depend on the plan and the inputs alone. deterministic additionally makes them
     // independent of the number of threads; it costs the automatic split by time when there are few heads.
@@ -232,9 +232,9 @@ public:
 
     const Problem& problem() const noexcept;  // with the defaults filled in (out, scale)
     Device device() const noexcept;
-    std::string_view backend(Pass pass) const noexcept;         // "" when the pass was not planned
-    std::size_t workspace_bytes(Pass pass) const noexcept;      // 64-byte aligned size; may be 0
-    std::int64_t checkpoint_rows() const noexcept;              // upper bound of rows of the checkpoint tensor
+    std::string_view backend(Pass pass) const noexcept;     // "" when the pass was not planned
+    std::size_t workspace_bytes(Pass pass) const noexcept;  // 64-byte aligned size; may be 0
+    std::int64_t checkpoint_rows() const noexcept;          // upper bound of rows of the checkpoint tensor
     std::string explain() const;  // the choice for each pass, why each better backend refused, the workspace map
 
     struct Impl;
@@ -251,15 +251,15 @@ private:
 //
 // Without state_indices, row n of a state tensor belongs to sequence n. With state_indices the state tensors are pools:
 // sequence n reads slot state_indices[n] and writes slot state_indices_out[n] (default: the same). A padding slot
-// (PadRule) makes the sequence a padding row: its outputs and checkpoints are zero and no slot is touched. Slots that are
-// written must be unique, and where initial and final state are the same memory no other row may read them. A slot at or
-// above the pool's size is refused where the host can see it (CPU) and treated as padding where it cannot (CUDA).
+// (PadRule) makes the sequence a padding row: its outputs and checkpoints are zero and no slot is touched. Slots that
+// are written must be unique, and where initial and final state are the same memory no other row may read them. A slot
+// at or above the pool's size is refused where the host sees it (CPU) and taken as padding where it cannot (CUDA).
 struct ForwardArgs {
-    TensorView q;     // [B,T,Hk,K] Problem::io
-    TensorView k;     // [B,T,Hk,K] Problem::io
-    TensorView v;     // [B,T,Hv,V] Problem::io
-    TensorView g;     // [B,T,Hv] f32/f16/bf16; not given with Gate::none
-    TensorView beta;  // [B,T,Hv] f32/f16/bf16; not given: beta_t = beta_factor in both modes
+    TensorView q;        // [B,T,Hk,K] Problem::io
+    TensorView k;        // [B,T,Hk,K] Problem::io
+    TensorView v;        // [B,T,Hv,V] Problem::io
+    TensorView g;        // [B,T,Hv] f32/f16/bf16; not given with Gate::none
+    TensorView beta;     // [B,T,Hv] f32/f16/bf16; not given: beta_t = beta_factor in both modes
     TensorView A_log;    // [Hv] f32/f16/bf16, Gate::raw only
     TensorView dt_bias;  // [Hv] f32/f16/bf16, Gate::raw only; not given = 0
 
@@ -273,7 +273,7 @@ struct ForwardArgs {
     TensorView state_indices_out;  // [N] i32/i64, any stride
     TensorView has_initial_state;  // [N] u8 (bool) or i32; 0 = start from zeros whatever the slot holds, NaN included
 
-    TensorView checkpoints;      // [rows, Hv, ..] as a state tensor; sequences one after another
+    TensorView checkpoints;  // [rows, Hv, ..] as a state tensor; sequences one after another
     // [rows,2] i32/i64 of (sequence, token), 0 <= token <= length; a pair may repeat; sequence < 0: row stays as it is
     TensorView checkpoint_list;
 
@@ -287,12 +287,12 @@ FQLA_API Status forward(const Plan& plan, const ForwardArgs& args, Workspace wor
 
 // Gradients of  <d_o, o> + <d_final_state, final_state>. Either of the two may be absent (zero). Every output may be
 // absent (not wanted). States belong to sequences here: pools are a serving feature and have no gradient. Gradients are
-// f32, f16 or bf16 each. For an empty sequence d_initial_state = d_final_state. Where exp(g) underflows to 0 (g = -inf is
-// allowed) the gradient of g is 0.
+// f32, f16 or bf16 each. For an empty sequence d_initial_state = d_final_state. Where exp(g) underflows to 0 (g = -inf
+// is allowed) the gradient of g is 0.
 struct BackwardArgs {
     TensorView q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state;  // as in ForwardArgs
-    TensorView d_o;              // [B,T,Hv,V]
-    TensorView d_final_state;    // [N,Hv,..]
+    TensorView d_o;                                                          // [B,T,Hv,V]
+    TensorView d_final_state;                                                // [N,Hv,..]
     TensorView d_q;              // [B,T,Hk,K]  summed over the head group in f32
     TensorView d_k;              // [B,T,Hk,K]
     TensorView d_v;              // [B,T,Hv,V]
@@ -322,8 +322,8 @@ FQLA_API Status backward(const Plan& plan, const BackwardArgs& args, Workspace w
 // intermediate_indices must be unique.
 struct DecodeArgs {
     TensorView q, k, v, g, beta, A_log, dt_bias, cu_seqlens;  // as in ForwardArgs
-    TensorView state;                 // the pool [slots, Hv, ..], updated in place
-    TensorView state_indices;         // [N] or [N,S] i32/i64; not given: row n uses slot n
+    TensorView state;                                         // the pool [slots, Hv, ..], updated in place
+    TensorView state_indices;                                 // [N] or [N,S] i32/i64; not given: row n uses slot n
     TensorView state_indices_out;     // [N] i32/i64: write here instead of the slot that was read
     TensorView has_initial_state;     // [N] u8 or i32
     TensorView num_accepted;          // [N] i32/i64, with state_indices [N,S]
@@ -337,8 +337,8 @@ struct DecodeArgs {
 FQLA_API Status decode(const Plan& plan, const DecodeArgs& args, Workspace workspace, Stream stream = {}) noexcept;
 
 // Second half of the intermediate-buffer contract: state[state_indices[n]] <- intermediate_states[m, accepted[n]-1].
-// Rows with a padding slot, m < 0, or accepted[n] outside 1..T stay as they are. accepted: [N] i32/i64. It is the caller's
-// duty to accept no more tokens than the row had.
+// Rows with a padding slot, m < 0, or accepted[n] outside 1..T stay as they are. accepted: [N] i32/i64. It is the
+// caller's duty to accept no more tokens than the row had.
 struct CommitArgs {
     TensorView state, state_indices, intermediate_states, intermediate_indices, accepted;
 };
@@ -347,9 +347,9 @@ FQLA_API Status commit(const Plan& plan, const CommitArgs& args, Workspace works
 
 // ----------------------------------------------------------------------------------------------- information
 
-FQLA_API const char* version() noexcept;         // "0.1.0"
-FQLA_API std::int32_t abi_version() noexcept;    // changes when the C ABI does
-FQLA_API std::string backend_names();            // the candidate list, best first, comma separated
-FQLA_API std::string system_info();              // build, backends, CPU features, GPUs; one "name: value" a line
+FQLA_API const char* version() noexcept;       // "0.1.0"
+FQLA_API std::int32_t abi_version() noexcept;  // changes when the C ABI does
+FQLA_API std::string backend_names();          // the candidate list, best first, comma separated
+FQLA_API std::string system_info();            // build, backends, CPU features, GPUs; one "name: value" a line
 
 }  // namespace flashqla

@@ -63,7 +63,7 @@ struct HeadRef {
 
 // Inputs that forward, backward and decode share.
 struct Inputs {
-    Problem problem;  // defaults filled in; problem.sequences > 0 when packed
+    Problem problem;         // defaults filled in; problem.sequences > 0 when packed
     std::int64_t count = 0;  // N: sequences of this call (packed: problem.sequences, fixed: problem.batch)
     TokenRef q, k, v, g, beta;
     HeadRef A_log, dt_bias;

@@ -10,6 +10,9 @@
 namespace flashqla {
 namespace cpu {
 
+// NOTE: libgomp ends the process when it cannot start a thread, so a plan never asks for absurdly many.
+constexpr std::int32_t kMaxThreads = 1024;
+
 std::int32_t threads_of(const PlanOptions& options) {
     return std::clamp(options.threads > 0 ? options.threads : omp_get_max_threads(), 1, kMaxThreads);
 }

@@ -1,9 +1,10 @@
 // The chunked backward pass of one value head of one task. Compiled per target.
 //
-// Pass one runs the state recurrence forward and keeps, for every chunk, the entering state S, the deltas X and the decayed
-// reads e U = V - R. Pass two walks the chunks backwards with the adjoint D of the state that leaves the chunk. Both states
-// are kept transposed, [V, K]: most products reduce over V, and the two that do not give a [V, C] result instead. With
-// the symbols of forward-inl.hpp, K^ and Q^ including norms and scale (derivation: docs/math.md, "Gradients"):
+// Pass one runs the state recurrence forward and keeps, for every chunk, the entering state S, the deltas X and the
+// decayed reads e U = V - R. Pass two walks the chunks backwards with the adjoint D of the state that leaves the chunk.
+// Both states are kept transposed, [V, K]: most products reduce over V, and the two that do not give a [V, C] result
+// instead. With the symbols of forward-inl.hpp, K^ and Q^ including norms and scale (derivation: docs/math.md,
+// "Gradients"):
 //   X'  = P^T dO + r (K^ D)                r_i = exp(gamma_C - gamma_i)
 //   W'  solves (I + L)^T W' = X'           the gradient of W = beta R
 //   dV  = beta W'                          U' = -beta e W'
@@ -52,15 +53,15 @@ HWY_NOINLINE void product_over_k(std::size_t m, std::size_t n, std::size_t block
             float* to = c + i * ldc + j;
             FQLA_TILE_ZERO()
             if constexpr (kAdd) {
-#define FQLA_ROW(r)                        \
-    x##r = hn::Load(d, to + r * ldc);      \
+#define FQLA_ROW(r)                   \
+    x##r = hn::Load(d, to + r * ldc); \
     y##r = hn::Load(d, to + r * ldc + l);
                 FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
             }
             FQLA_TILE_OVER_K(blocks, a + i * kTileRows, kBackwardChunk, b + j, ldb, l)
-#define FQLA_ROW(r)                        \
-    hn::Store(x##r, d, to + r * ldc);      \
+#define FQLA_ROW(r)                   \
+    hn::Store(x##r, d, to + r * ldc); \
     hn::Store(y##r, d, to + r * ldc + l);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
@@ -78,8 +79,8 @@ HWY_NOINLINE void product_of_rows(std::size_t m, std::size_t n, std::size_t dept
             FQLA_TILE_ZERO()
             for (std::size_t r = 0; r < depth; ++r) FQLA_TILE_STEP(a + i * lda + r, b + r * ldb + j, l)
             float* to = c + i * ldc + j;
-#define FQLA_ROW(r)                        \
-    hn::Store(x##r, d, to + r * ldc);      \
+#define FQLA_ROW(r)                   \
+    hn::Store(x##r, d, to + r * ldc); \
     hn::Store(y##r, d, to + r * ldc + l);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
@@ -105,14 +106,14 @@ HWY_NOINLINE void product_over_tokens(std::size_t m, std::size_t n, std::size_t 
             const float* from = f + i * ldc + j;
             float* to = c + i * ldc + j;
             const auto scale = hn::Set(d, factor);
-#define FQLA_ROW(r)                                                \
-    auto x##r = hn::Mul(scale, hn::Load(d, from + r * ldc));       \
+#define FQLA_ROW(r)                                          \
+    auto x##r = hn::Mul(scale, hn::Load(d, from + r * ldc)); \
     auto y##r = hn::Mul(scale, hn::Load(d, from + r * ldc + l));
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
             for (std::size_t r = begin; r < end; ++r) FQLA_TILE_STEP(a + i + r * lda, b + r * ldb + j, l)
-#define FQLA_ROW(r)                        \
-    hn::Store(x##r, d, to + r * ldc);      \
+#define FQLA_ROW(r)                   \
+    hn::Store(x##r, d, to + r * ldc); \
     hn::Store(y##r, d, to + r * ldc + l);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
@@ -131,32 +132,32 @@ struct BackwardScratch {
     static constexpr std::size_t C = kBackwardChunk;
 
     ChunkGates gates;
-    float *norm_k, *norm_q;              // [C] 1/|k|, scale/|q|
-    float *k, *q;                        // [C, K] normalised
-    float* k_blocked;                    // [C, K]
-    float *turned;                       // [K, 2C] keys | queries
-    float* grams;                        // [chunks, 2, C, C] k_j . k_i and k_j . q_i at [j, i]
-    float *lower, *lower_rows;           // [C, C] L at [j, i]; the same at [i, j]
-    float *upper_rows;                   // [C, C] P at [i, j]
-    float *decay_ij;                     // [C, C] Gamma at [i, j]
-    float *d_lower, *d_upper;            // [C, C] W' X^T and dO X^T at [i, j]
-    float *sum_k;                        // [C, C] Z + Z^T
-    float *weight, *weight_turned;       // [C, C] Gamma P' at [i, j] and at [j, i]
-    float *d_o, *d_x, *d_u, *x, *values; // [C, V] row-major
+    float *norm_k, *norm_q;                                      // [C] 1/|k|, scale/|q|
+    float *k, *q;                                                // [C, K] normalised
+    float* k_blocked;                                            // [C, K]
+    float* turned;                                               // [K, 2C] keys | queries
+    float* grams;                                                // [chunks, 2, C, C] k_j . k_i and k_j . q_i at [j, i]
+    float *lower, *lower_rows;                                   // [C, C] L at [j, i]; the same at [i, j]
+    float* upper_rows;                                           // [C, C] P at [i, j]
+    float* decay_ij;                                             // [C, C] Gamma at [i, j]
+    float *d_lower, *d_upper;                                    // [C, C] W' X^T and dO X^T at [i, j]
+    float* sum_k;                                                // [C, C] Z + Z^T
+    float *weight, *weight_turned;                               // [C, C] Gamma P' at [i, j] and at [j, i]
+    float *d_o, *d_x, *d_u, *x, *values;                         // [C, V] row-major
     float *d_o_blocked, *d_x_blocked, *d_u_blocked, *x_blocked;  // [C, V]
-    float *x_turned;                     // [V, C]
-    float *through_state;                // [C, K] e (dO S^T), then U' S^T, then r X D^T
-    double* d_gamma;                     // [C] NOTE: double, so that what enters at one token and leaves at another
-                                         // cancels in the running sum
-    float* d_beta;                       // [C]
-    float* read_turned;                  // [V, C] K S or K D, transposed
-    float* d_state;                      // [V, K]
-    float* tile;                         // [K, strip]
-    float* turn;                         // [strip, K]
-    float* states;                       // [chunks + 1, V, K] state entering each chunk
-    float *deltas, *decayed_reads;       // [tokens, V] X and e U. NOTE: e U is kept, not V - e U: under strong decay
-                                         // the difference could not be undone
-    float *d_q, *d_k;                    // [tokens, K] sums over the group
+    float* x_turned;                                             // [V, C]
+    float* through_state;                                        // [C, K] e (dO S^T), then U' S^T, then r X D^T
+    double* d_gamma;                // [C] NOTE: double, so that what enters at one token and leaves at another
+                                    // cancels in the running sum
+    float* d_beta;                  // [C]
+    float* read_turned;             // [V, C] K S or K D, transposed
+    float* d_state;                 // [V, K]
+    float* tile;                    // [K, strip]
+    float* turn;                    // [strip, K]
+    float* states;                  // [chunks + 1, V, K] state entering each chunk
+    float *deltas, *decayed_reads;  // [tokens, V] X and e U. NOTE: e U is kept, not V - e U: under strong decay
+                                    // the difference could not be undone
+    float *d_q, *d_k;               // [tokens, K] sums over the group
 
     template <class Booker>
     void book(Booker& b, std::size_t kc, std::size_t vc, std::size_t tokens) {
@@ -166,10 +167,11 @@ struct BackwardScratch {
         b.take(d_gamma, C);
         for (float** p : {&k, &q, &k_blocked, &through_state}) b.take(*p, C * kc);
         b.take(turned, kc * 2 * C);
-        for (float** p : {&lower, &lower_rows, &upper_rows, &decay_ij, &d_lower, &d_upper, &sum_k,
-                          &weight, &weight_turned})
+        for (float** p :
+             {&lower, &lower_rows, &upper_rows, &decay_ij, &d_lower, &d_upper, &sum_k, &weight, &weight_turned})
             b.take(*p, C * C);
-        for (float** p : {&d_o, &d_x, &d_u, &x, &values, &d_o_blocked, &d_x_blocked, &d_u_blocked, &x_blocked, &x_turned})
+        for (float** p :
+             {&d_o, &d_x, &d_u, &x, &values, &d_o_blocked, &d_x_blocked, &d_u_blocked, &x_blocked, &x_turned})
             b.take(*p, C * vc);
         b.take(grams, chunks * 2 * C * C);
         b.take(read_turned, vc * C);
@@ -235,7 +237,8 @@ struct BackwardRun {
     }
 
     // Rows of a token tensor, zeros past the chunk and past `columns`; zeros throughout when it is not given.
-    HWY_INLINE void load_rows(const TokenRef& x, std::int32_t h, std::size_t dim, std::size_t columns, float* to) const {
+    HWY_INLINE void load_rows(const TokenRef& x, std::int32_t h, std::size_t dim, std::size_t columns,
+                              float* to) const {
         for (std::size_t i = 0; i < rows; ++i) {
             float* row = to + i * columns;
             const std::size_t used = x && i < n ? dim : 0;
@@ -278,8 +281,8 @@ struct BackwardRun {
             for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
                 FQLA_TILE_ZERO()
                 FQLA_TILE_OVER_K(kc / kTileRows, s.k_blocked + j * kTileRows, C, s.turned + i, 2 * C, C)
-#define FQLA_ROW(r)                                    \
-    hn::StoreU(x##r, d, gram_k + (j + r) * C + i);   \
+#define FQLA_ROW(r)                                \
+    hn::StoreU(x##r, d, gram_k + (j + r) * C + i); \
     hn::StoreU(y##r, d, gram_q + (j + r) * C + i);
                 FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
@@ -617,8 +620,8 @@ void backward_task(const BackwardTask& task, std::byte* scratch) { BackwardRun(t
 std::size_t backward_scratch(const Shape& shape, std::int64_t tokens) {
     BackwardScratch s;
     Taker taker{nullptr};
-    s.book(taker, whole_strips(static_cast<std::size_t>(shape.dim_k)), whole_strips(static_cast<std::size_t>(shape.dim_v)),
-           static_cast<std::size_t>(tokens));
+    s.book(taker, whole_strips(static_cast<std::size_t>(shape.dim_k)),
+           whole_strips(static_cast<std::size_t>(shape.dim_v)), static_cast<std::size_t>(tokens));
     return taker.bytes();
 }
 

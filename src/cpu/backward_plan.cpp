@@ -1,5 +1,5 @@
-// Plans and runs the backward pass: one task a (sequence, key head), so that the gradients of a key head are summed over
-// its value heads in one place, in a fixed order and in fp32.
+// Plans and runs the backward pass: one task a (sequence, key head), so that the gradients of a key head are summed
+// over its value heads in one place, in a fixed order and in fp32.
 #include <algorithm>
 #include <string>
 
@@ -23,8 +23,9 @@ public:
         shape_.group = p.heads_v / p.heads_k;
         tokens_ = p.tokens;
         scratch_bytes_ = kernels_.backward_scratch(shape_, tokens_);
-        scratch_ = workspace_.book<std::byte>("states, deltas and gradients of " + std::to_string(threads_) + " threads",
-                                              scratch_bytes_ * std::size_t(threads_));
+        scratch_ =
+            workspace_.book<std::byte>("states, deltas and gradients of " + std::to_string(threads_) + " threads",
+                                       scratch_bytes_ * std::size_t(threads_));
         if (p.gate == Gate::raw) {
             const std::size_t partials = std::size_t(sequences_) * std::size_t(p.heads_v);
             d_A_log_ = workspace_.book<double>("d_A_log of each sequence [N,Hv]", partials);

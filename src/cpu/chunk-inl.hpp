@@ -1,5 +1,5 @@
-// A chunk's keys and queries as product operands, shared by the value heads of a group; scratch carving; the bookkeeping
-// of checkpoints. Compiled per target.
+// A chunk's keys and queries as product operands, shared by the value heads of a group; scratch carving; the
+// bookkeeping of checkpoints. Compiled per target.
 
 // NOTE: the guard toggles, see simd-inl.hpp.
 #if defined(FQLA_CPU_CHUNK_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
@@ -51,8 +51,8 @@ HWY_INLINE void scale_row(float* row, std::size_t n, float factor) {
 // (a, b) rounded to bf16 and interleaved: the low half of word j is a[j], the high half b[j].
 HWY_INLINE hn::Vec<WordTag> bf16_pair(FloatVec a, FloatVec b) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(b.raw, a.raw);  // 16 of a, then 16 of b
-    alignas(64) static constexpr std::uint16_t kInterleave[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,
-                                                                  21, 6, 22, 7, 23, 8,  24, 9,  25, 10, 26,
+    alignas(64) static constexpr std::uint16_t kInterleave[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                                  21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                                   11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return hn::Vec<WordTag>{_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), both)};
 }
@@ -113,7 +113,6 @@ struct ChunkKeys {
     }
 
 private:
-
     HWY_INLINE void load_one(const Inputs& in, const TokenRef& x, const Span& span, std::int64_t first, std::size_t n,
                              std::size_t padded, std::int32_t head, float factor, float* norm, Element* to,
                              Element* to_turned) {
@@ -170,8 +169,8 @@ private:
             for (std::size_t i = j / lanes() * lanes(); i < padded; i += lanes()) {
                 FQLA_TILE_ZERO()
                 FQLA_TILE_OVER_K(depth_k / kTileRows, keys + j * kTileRows, C, turned + i, 2 * C, C)
-#define FQLA_ROW(r)                                   \
-    hn::StoreU(x##r, d, gram_k + (j + r) * C + i);    \
+#define FQLA_ROW(r)                                \
+    hn::StoreU(x##r, d, gram_k + (j + r) * C + i); \
     hn::StoreU(y##r, d, gram_q + (j + r) * C + i);
                 FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
@@ -184,8 +183,11 @@ class CheckpointCursor {
 public:
     CheckpointCursor(const ForwardCall& call, std::int64_t sequence, std::int64_t first_token, std::int64_t row,
                      bool enabled)
-        : call_(call), kind_(enabled && call.checkpoints ? call.problem.checkpoints : Checkpoints::none),
-          sequence_(sequence), first_(first_token), row_(row) {}
+        : call_(call),
+          kind_(enabled && call.checkpoints ? call.problem.checkpoints : Checkpoints::none),
+          sequence_(sequence),
+          first_(first_token),
+          row_(row) {}
 
     // Calls f(row) for every checkpoint after `t` tokens of the segment. NOTE: a segment's end is the next one's start;
     // the later segment writes it.
@@ -198,7 +200,8 @@ public:
                 if (at % kChunk == 0 && at < length()) f(row_ + at / kChunk);
                 return;
             case Checkpoints::every_n:
-                if (at > 0 && at % call_.problem.checkpoint_every == 0) f(row_ + at / call_.problem.checkpoint_every - 1);
+                if (at > 0 && at % call_.problem.checkpoint_every == 0)
+                    f(row_ + at / call_.problem.checkpoint_every - 1);
                 return;
             case Checkpoints::listed:
                 for (std::int64_t m = 0; m < call_.checkpoint_list.count; ++m)

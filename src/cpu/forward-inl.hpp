@@ -7,8 +7,8 @@
 //   S <- exp(gamma_C) S + K^^T (exp(gamma_C - gamma) X)
 // No inverse is formed: substitution costs as much as multiplying by it, and is exact to fp32 for any keys.
 //
-// The state of a task is kept divided by a scalar `lag` (the decay not yet applied), so that most chunks add to it without
-// a multiplication; the scalar is folded in when it falls below kSmallestLag.
+// The state of a task is kept divided by a scalar `lag` (the decay not yet applied), so that most chunks add to it
+// without a multiplication; the scalar is folded in when it falls below kSmallestLag.
 
 // NOTE: the guard toggles, see simd-inl.hpp.
 #if defined(FQLA_CPU_FORWARD_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
@@ -34,8 +34,8 @@ namespace HWY_NAMESPACE {
 
 inline constexpr float kSmallestLag = 0x1p-20f;
 
-// Tokens of a chunk. Long chunks share more, short ones waste less on the triangles; bf16 pairs also convert the state once
-// a chunk. Measured on Zen 4 (docs/kernels/cpu.md).
+// Tokens of a chunk. Long chunks share more, short ones waste less on the triangles; bf16 pairs also convert the state
+// once a chunk. Measured on Zen 4 (docs/kernels/cpu.md).
 template <class Dot>
 inline constexpr std::size_t kChunkTokens = Dot::kDepth == 1 ? 16 : 32;
 
@@ -104,10 +104,10 @@ struct HeadChunk {
 
     const ForwardTask& task;
     ForwardScratch<Dot>& s;
-    std::int64_t first;  // the chunk's first token in the segment
+    std::int64_t first;   // the chunk's first token in the segment
     std::size_t n, rows;  // tokens, and tokens padded to whole tiles
     std::int32_t head;
-    float rescale;  // factor of the stored state in this chunk; 1 = left alone
+    float rescale;                          // factor of the stored state in this chunk; 1 = left alone
     std::size_t v_begin, v_columns, slice;  // the task's value columns, and their number padded to strips
 
     // Small matrices and row factors for the lag at entry; returns the lag at exit.
@@ -130,7 +130,8 @@ struct HeadChunk {
                 const auto gamma = hn::Mul(s.gates.between(i, j), nk);
                 const auto row_k = hn::Mul(hn::Load(d, s.gates.beta + i), hn::Load(d, norm_k + i));
                 const auto kk = hn::Mul(hn::Mul(gamma, row_k), hn::Load(d, s.keys.gram_k + j * C + i));
-                const auto kq = hn::Mul(hn::Mul(gamma, hn::Load(d, norm_q + i)), hn::Load(d, s.keys.gram_q + j * C + i));
+                const auto kq =
+                    hn::Mul(hn::Mul(gamma, hn::Load(d, norm_q + i)), hn::Load(d, s.keys.gram_q + j * C + i));
                 hn::Store(hn::Neg(kk), d, s.lower + j * C + i);
                 hn::Store(kq, d, s.upper + j * C + i);
             }
@@ -183,37 +184,37 @@ private:
         FQLA_TILE_ZERO()
         FQLA_TILE_OVER_K(s.keys.depth_k / kTileRows, s.keys.keys + i0 * kTileRows, C, operand, strip, l)
         const float *from_u = s.from_u + i0, *values = s.values + i0 * slice + v;
-#define FQLA_ROW(i)                                                                       \
-    x##i = hn::MulAdd(hn::Set(d, from_u[i]), x##i, hn::Load(d, values + i * slice));      \
+#define FQLA_ROW(i)                                                                  \
+    x##i = hn::MulAdd(hn::Set(d, from_u[i]), x##i, hn::Load(d, values + i * slice)); \
     y##i = hn::MulAdd(hn::Set(d, from_u[i]), y##i, hn::Load(d, values + i * slice + l));
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         const float* lower = s.lower + i0;
         for (std::size_t j = 0; j < i0; ++j, lower += C) {
             const auto b0 = hn::Load(d, s.x + j * strip), b1 = hn::Load(d, s.x + j * strip + l);
-#define FQLA_ROW(i)                                     \
-    x##i = hn::MulAdd(hn::Set(d, lower[i]), b0, x##i);  \
+#define FQLA_ROW(i)                                    \
+    x##i = hn::MulAdd(hn::Set(d, lower[i]), b0, x##i); \
     y##i = hn::MulAdd(hn::Set(d, lower[i]), b1, y##i);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
-#define FQLA_PAIR(j, i)                                               \
-    x##i = hn::MulAdd(hn::Set(d, lower[j * C + i]), x##j, x##i);      \
+#define FQLA_PAIR(j, i)                                          \
+    x##i = hn::MulAdd(hn::Set(d, lower[j * C + i]), x##j, x##i); \
     y##i = hn::MulAdd(hn::Set(d, lower[j * C + i]), y##j, y##i);
         FQLA_EACH_PAIR(FQLA_PAIR)
 #undef FQLA_PAIR
         const float* factor = s.to_state + i0;
-#define FQLA_ROW(i)                                     \
-    hn::Store(x##i, d, s.x + (i0 + i) * strip);         \
-    hn::Store(y##i, d, s.x + (i0 + i) * strip + l);     \
-    x##i = hn::Mul(hn::Set(d, factor[i]), x##i);        \
+#define FQLA_ROW(i)                                 \
+    hn::Store(x##i, d, s.x + (i0 + i) * strip);     \
+    hn::Store(y##i, d, s.x + (i0 + i) * strip + l); \
+    x##i = hn::Mul(hn::Set(d, factor[i]), x##i);    \
     y##i = hn::Mul(hn::Set(d, factor[i]), y##i);
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         Element* to = s.x_state + i0 / Dot::kDepth * strip;
         if constexpr (Dot::kDepth == 1) {
-#define FQLA_ROW(i)                          \
-    hn::Store(x##i, d, to + i * strip);      \
+#define FQLA_ROW(i)                     \
+    hn::Store(x##i, d, to + i * strip); \
     hn::Store(y##i, d, to + i * strip + l);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
@@ -228,24 +229,25 @@ private:
         const std::size_t l = lanes(), strip = 2 * l;
         FQLA_TILE_ZERO()
         FQLA_TILE_OVER_K(s.keys.depth_k / kTileRows, s.keys.queries + i0 * kTileRows, C, operand, strip, l)
-#define FQLA_ROW(i)                                         \
-    x##i = hn::Mul(hn::Set(d, s.from_o[i0 + i]), x##i);     \
+#define FQLA_ROW(i)                                     \
+    x##i = hn::Mul(hn::Set(d, s.from_o[i0 + i]), x##i); \
     y##i = hn::Mul(hn::Set(d, s.from_o[i0 + i]), y##i);
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         const float* upper = s.upper + i0;
         for (std::size_t j = 0; j < i0; ++j, upper += C) {
             const auto b0 = hn::Load(d, s.x + j * strip), b1 = hn::Load(d, s.x + j * strip + l);
-#define FQLA_ROW(i)                                     \
-    x##i = hn::MulAdd(hn::Set(d, upper[i]), b0, x##i);  \
+#define FQLA_ROW(i)                                    \
+    x##i = hn::MulAdd(hn::Set(d, upper[i]), b0, x##i); \
     y##i = hn::MulAdd(hn::Set(d, upper[i]), b1, y##i);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
-        // The tile's own triangle, pair by pair: a product with the zeros above the diagonal would carry a NaN back in time.
+        // The tile's own triangle, pair by pair: a product with the zeros above the diagonal would carry a NaN back in
+        // time.
         const float* own = s.x + i0 * strip;
-#define FQLA_PAIR(j, i)                                                                      \
-    x##i = hn::MulAdd(hn::Set(d, upper[j * C + i]), hn::Load(d, own + j * strip), x##i);     \
+#define FQLA_PAIR(j, i)                                                                  \
+    x##i = hn::MulAdd(hn::Set(d, upper[j * C + i]), hn::Load(d, own + j * strip), x##i); \
     y##i = hn::MulAdd(hn::Set(d, upper[j * C + i]), hn::Load(d, own + j * strip + l), y##i);
 #define FQLA_ROW(i) FQLA_PAIR(i, i)
         FQLA_EACH_ROW(FQLA_ROW)
@@ -253,8 +255,8 @@ private:
 #undef FQLA_ROW
 #undef FQLA_PAIR
         float* to = s.outputs + i0 * slice + v;
-#define FQLA_ROW(i)                         \
-    hn::Store(x##i, d, to + i * slice);     \
+#define FQLA_ROW(i)                     \
+    hn::Store(x##i, d, to + i * slice); \
     hn::Store(y##i, d, to + i * slice + l);
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
@@ -270,16 +272,16 @@ private:
 #undef FQLA_ROW
         if (rescale != 1.0f) {
             const auto factor = hn::Set(d, rescale);
-#define FQLA_ROW(i)                \
-    x##i = hn::Mul(factor, x##i);  \
+#define FQLA_ROW(i)               \
+    x##i = hn::Mul(factor, x##i); \
     y##i = hn::Mul(factor, y##i);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
         }
         const Element* block = s.keys.by_token + k0 / kTileRows * (C / Dot::kDepth * kTileRows);
         FQLA_TILE_OVER_TOKENS(rows / Dot::kDepth, block, s.x_state, strip, l)
-#define FQLA_ROW(i)                          \
-    hn::Store(x##i, d, to + i * strip);      \
+#define FQLA_ROW(i)                     \
+    hn::Store(x##i, d, to + i * strip); \
     hn::Store(y##i, d, to + i * strip + l);
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
@@ -332,8 +334,12 @@ struct ForwardRun {
         const std::size_t lag = static_cast<std::size_t>(key_head - task.key_begin) * group + r;
         const std::size_t at = lag * static_cast<std::size_t>(task.shape.slice_strips) + p;
         const std::size_t v0 = (static_cast<std::size_t>(task.strip_begin) + p) * strip_columns();
-        return {call.value_head(key_head, static_cast<std::int32_t>(r)), lag, v0, std::min(strip_columns(), width - v0),
-                s.state + at * pk * strip_columns(), s.operand + at * (pk / Dot::kDepth) * strip_columns()};
+        return {call.value_head(key_head, static_cast<std::int32_t>(r)),
+                lag,
+                v0,
+                std::min(strip_columns(), width - v0),
+                s.state + at * pk * strip_columns(),
+                s.operand + at * (pk / Dot::kDepth) * strip_columns()};
     }
 
     template <class F>
@@ -399,16 +405,16 @@ struct ForwardRun {
         }
     }
 
-    // Asks for what follows head (h, r): the next head's values, and a share of the next key head's keys and queries. The
-    // lines are spread over all tiles of the head's updates (tile of count in strip p), because a burst fills the miss
-    // buffers and then stalls the loads behind it.
+    // Asks for what follows head (h, r): the next head's values, and a share of the next key head's keys and queries.
+    // The lines are spread over all tiles of the head's updates (tile of count in strip p), because a burst fills the
+    // miss buffers and then stalls the loads behind it.
     HWY_INLINE void prefetch_after(std::int32_t h, std::size_t r, std::size_t p, std::size_t tile_index,
                                    std::size_t count) const {
         const bool same_keys = r + 1 < group, wraps = h + 1 == task.key_end;
         const std::int32_t next_key = wraps ? task.key_begin : h + 1;
         const std::int64_t next_chunk = chunk.first + (wraps ? static_cast<std::int64_t>(chunk.n) : 0);
-        const auto some = [&](const TokenRef& x, std::size_t columns, std::int32_t head, std::size_t v, std::int64_t first,
-                              std::size_t part, std::size_t parts) {
+        const auto some = [&](const TokenRef& x, std::size_t columns, std::int32_t head, std::size_t v,
+                              std::int64_t first, std::size_t part, std::size_t parts) {
             const std::size_t lines = lines_of(x, columns), all = lines * C;
             for (std::size_t i = all * part / parts; i < all * (part + 1) / parts; ++i) {
                 const std::int64_t t = first + static_cast<std::int64_t>(i / lines);
@@ -421,8 +427,9 @@ struct ForwardRun {
         some(call.k, dim_k, next_key, 0, next_chunk, key_part, key_parts);
         some(call.q, dim_k, next_key, 0, next_chunk, key_part, key_parts);
         if (!task.transition)
-            some(call.v, chunk.v_columns, call.value_head(same_keys ? h : next_key, same_keys ? std::int32_t(r) + 1 : 0),
-                 chunk.v_begin, same_keys ? chunk.first : next_chunk, part, parts);
+            some(call.v, chunk.v_columns,
+                 call.value_head(same_keys ? h : next_key, same_keys ? std::int32_t(r) + 1 : 0), chunk.v_begin,
+                 same_keys ? chunk.first : next_chunk, part, parts);
     }
 
     HWY_INLINE void run() {

@@ -24,8 +24,7 @@ constexpr std::int64_t kMinSegment = 512;
 
 class ForwardPlan final : public PassPlan {
 public:
-    explicit ForwardPlan(const PlanRequest& request)
-        : kernels_(kernels()), threads_(threads_of(request.options)) {
+    explicit ForwardPlan(const PlanRequest& request) : kernels_(kernels()), threads_(threads_of(request.options)) {
         const Problem& p = request.problem;
         sequences_ = p.sequences > 0 ? p.sequences : p.batch;
         const std::int64_t work = p.batch * p.tokens * p.heads_v * p.dim_k * p.dim_v / kElementsPerThread;
@@ -57,9 +56,9 @@ public:
     }
 
     std::string explain() const override {
-        return std::string("chunked, ") + (shape_.bf16_dot ? "bf16 dot products" : "fp32 products") + " on " + kernels_.name + "; " +
-               std::to_string(threads_) + " threads over (sequence, " + std::to_string(blocks_) + " blocks of key heads, " +
-               std::to_string(slices_) + " slices of values)" +
+        return std::string("chunked, ") + (shape_.bf16_dot ? "bf16 dot products" : "fp32 products") + " on " +
+               kernels_.name + "; " + std::to_string(threads_) + " threads over (sequence, " + std::to_string(blocks_) +
+               " blocks of key heads, " + std::to_string(slices_) + " slices of values)" +
                (segments_ > 1 ? ", sequences cut into " + std::to_string(segments_) + " segments with exact carry"
                               : ", sequences not cut by time");
     }

@@ -1,4 +1,5 @@
-// What a chunk needs besides products: decays, betas, norms, and the two small triangular matrices. Compiled per target.
+// What a chunk needs besides products: decays, betas, norms, and the two small triangular matrices. Compiled per
+// target.
 
 // NOTE: the guard toggles, see simd-inl.hpp.
 #if defined(FQLA_CPU_GATES_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
@@ -62,10 +63,10 @@ HWY_INLINE float inverse_norm(const Inputs& in, const float* row, std::size_t n)
 // Decays of a chunk of one value head. Running sums are kept as an unevaluated sum of two floats: under strong gates
 // they reach -1e4 per token, where one float no longer resolves the weak decays in between.
 struct ChunkGates {
-    float *high, *low;  // [C] running sum of g
-    float *decay;       // [C] exp(gamma_i): from the chunk's start to token i
-    float *rest;        // [C] exp(gamma_L - gamma_i): from token i to the chunk's end
-    float *beta;        // [C]
+    float *high, *low;     // [C] running sum of g
+    float* decay;          // [C] exp(gamma_i): from the chunk's start to token i
+    float* rest;           // [C] exp(gamma_L - gamma_i): from token i to the chunk's end
+    float* beta;           // [C]
     float total = 1.0f;    // exp(gamma_L)
     bool constant = true;  // no decay at all in this chunk
 

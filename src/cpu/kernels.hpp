@@ -25,9 +25,9 @@ struct ForwardTask {
     const ForwardCall* call = nullptr;
     Shape shape;
     std::int64_t sequence = 0;
-    Span span;                      // the segment's tokens
-    std::int64_t first_token = 0;   // position of the segment in its sequence
-    Slots slots;                    // state rows, used where an end is StateEnd::call
+    Span span;                     // the segment's tokens
+    std::int64_t first_token = 0;  // position of the segment in its sequence
+    Slots slots;                   // state rows, used where an end is StateEnd::call
     std::int32_t key_begin = 0, key_end = 0;
     std::int32_t strip_begin = 0, strip_end = 0;
     StateEnd from = StateEnd::call, to = StateEnd::call;
@@ -35,7 +35,7 @@ struct ForwardTask {
     float* carry_out = nullptr;       // [Hv,K,V], or [Hv,K,K] for the transition matrix
     bool transition = false;          // columns are the K columns of M: v = 0, no output
     bool write_output = true;
-    bool last = true;  // the sequence ends with this segment
+    bool last = true;                 // the sequence ends with this segment
     std::int64_t checkpoint_row = 0;  // first checkpoint row of this sequence
 };
 

@@ -15,7 +15,7 @@ void parallel_for(std::int64_t count, std::int32_t threads, F&& f) noexcept {
         for (std::int64_t i = 0; i < count; ++i) f(i, 0);
         return;
     }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(std::min<std::int64_t>(threads, count)))
+#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast <int>(std::min <std::int64_t>(threads, count)))
     for (std::int64_t i = 0; i < count; ++i) f(i, omp_get_thread_num());
 }
 
@@ -26,7 +26,7 @@ void parallel_ranges(std::int64_t count, std::int32_t threads, F&& f) noexcept {
         for (std::int64_t i = 0; i < count; ++i) f(i, 0);
         return;
     }
-#pragma omp parallel for schedule(static) num_threads(static_cast<int>(std::min<std::int64_t>(threads, count)))
+#pragma omp parallel for schedule(static) num_threads(static_cast <int>(std::min <std::int64_t>(threads, count)))
     for (std::int64_t i = 0; i < count; ++i) f(i, omp_get_thread_num());
 }
 

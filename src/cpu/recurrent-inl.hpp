@@ -1,4 +1,5 @@
-// The token recurrence of one value head: decode, verification, and sequences too short for chunks. Compiled per target.
+// The token recurrence of one value head: decode, verification, and sequences too short for chunks. Compiled per
+// target.
 //
 // Both reads of a token use the state before it:  with a = exp(g), u = S^T k, r = S^T q (norms and scale folded in),
 //   d = beta (v - a u),   o = a r + (k . q) d,   S <- a S + k d^T
@@ -73,14 +74,14 @@ struct Token {
     const float *k, *q;  // with norms and scale folded in
     const float* v;
     float* o;
-    float* delta;  // [V + lanes]
-    float *read_k, *read_q;  // [V] scratch: S^T k and S^T q
+    float* delta;                      // [V + lanes]
+    float *read_k, *read_q;            // [V] scratch: S^T k and S^T q
     const float *k_halves, *q_halves;  // [K] for bf16 rows of K: even elements of 2 lanes, then the odd ones, and so on
     float decay, beta, kq;
 };
 
-// Memory that the next step will read, asked for while this one computes: one pass over a state from memory takes as long
-// as both passes of arithmetic.
+// Memory that the next step will read, asked for while this one computes: one pass over a state from memory takes as
+// long as both passes of arithmetic.
 struct Ahead {
     const std::byte* next = nullptr;
     std::size_t bytes = 0;  // a step
@@ -123,12 +124,12 @@ HWY_INLINE void step_columns(const Token& token, std::size_t v, std::size_t dim_
     for (std::size_t k = 0; k < dim_k; ++k, s += from_row) {
         ahead.step();
         const auto kk = hn::Set(d, token.k[k]), qq = hn::Set(d, token.q[k]);
-#define FQLA_ROW(i)                               \
-    {                                             \
+#define FQLA_ROW(i)                                \
+    {                                              \
         auto state = Store::load(s + i * lanes()); \
-        keep(state);                              \
-        x##i = hn::MulAdd(state, kk, x##i);       \
-        y##i = hn::MulAdd(state, qq, y##i);       \
+        keep(state);                               \
+        x##i = hn::MulAdd(state, kk, x##i);        \
+        y##i = hn::MulAdd(state, qq, y##i);        \
     }
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
@@ -143,8 +144,7 @@ HWY_INLINE void step_columns(const Token& token, std::size_t v, std::size_t dim_
     for (std::size_t k = 0; k < dim_k; ++k, s += from_row, to += to_row) {
         ahead.step();
         const auto kk = hn::Set(d, token.k[k]);
-#define FQLA_ROW(i) \
-    Store::store(hn::MulAdd(kk, x##i, hn::Mul(decay, Store::load(s + i * lanes()))), to + i * lanes());
+#define FQLA_ROW(i) Store::store(hn::MulAdd(kk, x##i, hn::Mul(decay, Store::load(s + i * lanes()))), to + i * lanes());
         FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
     }
@@ -164,14 +164,14 @@ HWY_INLINE void step_columns<Bf16Store>(const Token& token, std::size_t v, std::
     for (std::size_t k = 0; k < dim_k; ++k, s += from_row) {
         ahead.step();
         const auto kk = hn::Set(d, token.k[k]), qq = hn::Set(d, token.q[k]);
-#define FQLA_ROW(i, j)                                                   \
-    {                                                                    \
-        const auto words = Bf16Store::load_words(s + i * l);             \
+#define FQLA_ROW(i, j)                                                         \
+    {                                                                          \
+        const auto words = Bf16Store::load_words(s + i * l);                   \
         const auto even = Bf16Store::even(words), odd = Bf16Store::odd(words); \
-        x##i = hn::MulAdd(even, kk, x##i);                               \
-        y##i = hn::MulAdd(even, qq, y##i);                               \
-        x##j = hn::MulAdd(odd, kk, x##j);                                \
-        y##j = hn::MulAdd(odd, qq, y##j);                                \
+        x##i = hn::MulAdd(even, kk, x##i);                                     \
+        y##i = hn::MulAdd(even, qq, y##i);                                     \
+        x##j = hn::MulAdd(odd, kk, x##j);                                      \
+        y##j = hn::MulAdd(odd, qq, y##j);                                      \
     }
         FQLA_EACH_COUPLE(FQLA_ROW)
 #undef FQLA_ROW
@@ -192,10 +192,10 @@ HWY_INLINE void step_columns<Bf16Store>(const Token& token, std::size_t v, std::
     for (std::size_t k = 0; k < dim_k; ++k, s += from_row, to += to_row) {
         ahead.step();
         const auto kk = hn::Set(d, token.k[k]);
-#define FQLA_ROW(i, j)                                                                   \
-    {                                                                                    \
-        const auto words = Bf16Store::load_words(s + i * l);                             \
-        Bf16Store::store_words(hn::MulAdd(kk, x##i, hn::Mul(decay, Bf16Store::even(words))), \
+#define FQLA_ROW(i, j)                                                                                   \
+    {                                                                                                    \
+        const auto words = Bf16Store::load_words(s + i * l);                                             \
+        Bf16Store::store_words(hn::MulAdd(kk, x##i, hn::Mul(decay, Bf16Store::even(words))),             \
                                hn::MulAdd(kk, x##j, hn::Mul(decay, Bf16Store::odd(words))), to + i * l); \
     }
         FQLA_EACH_COUPLE(FQLA_ROW)
@@ -239,8 +239,7 @@ HWY_NOINLINE void step_kv(const Token& token, std::size_t dim_k, std::size_t dim
         token.o[v] = token.decay * r + token.kq * delta;
         for (std::size_t k = 0; k < dim_k; ++k) {
             const float state = Store::load_one(from + std::int64_t(k) * from_row + std::int64_t(v));
-            Store::store_one(token.decay * state + token.k[k] * delta,
-                             to + std::int64_t(k) * to_row + std::int64_t(v));
+            Store::store_one(token.decay * state + token.k[k] * delta, to + std::int64_t(k) * to_row + std::int64_t(v));
         }
     }
 }
@@ -380,8 +379,17 @@ struct Recurrence {
             hn::StoreU(k, d, s.k + i);
             hn::StoreU(q, d, s.q + i);
         }
-        token = {s.k, s.q, s.v, s.o, s.delta, s.read_k, s.read_q, s.k_halves, s.q_halves,
-                 static_cast<float>(std::exp(log_decay(in, task.span, t, head))), beta_of(in, task.span, t, head),
+        token = {s.k,
+                 s.q,
+                 s.v,
+                 s.o,
+                 s.delta,
+                 s.read_k,
+                 s.read_q,
+                 s.k_halves,
+                 s.q_halves,
+                 static_cast<float>(std::exp(log_decay(in, task.span, t, head))),
+                 beta_of(in, task.span, t, head),
                  hn::GetLane(hn::SumOfLanes(d, dot))};
     }
 
@@ -411,7 +419,8 @@ struct Recurrence {
         auto* t = static_cast<Type*>(to.data) + to.offset(task.slots.write, task.value_head);
         // One state in as many steps as the layout's loops take.
         const std::size_t bytes = dim_k * dim_v * sizeof(Type);
-        const std::size_t steps = from.v == 1 ? 2 * dim_k * std::max<std::size_t>(1, dim_v / (kTileRows * lanes())) : dim_v;
+        const std::size_t steps =
+            from.v == 1 ? 2 * dim_k * std::max<std::size_t>(1, dim_v / (kTileRows * lanes())) : dim_v;
         Ahead ahead{static_cast<const std::byte*>(task.next_state), task.next_state ? bytes / steps : 0};
         if (from.v == 1) return step_kv<Store>(token, dim_k, dim_v, f, from.k, t, to.k, ahead);
         if (sizeof(Type) == 2) split_halves();
@@ -420,8 +429,8 @@ struct Recurrence {
 
     HWY_INLINE bool can_step_in_place() const {
         const StateRef &from = task.state_in, &to = task.state_out;
-        const bool plain = task.decode == nullptr ||
-                           (!task.decode->slot_per_token() && intermediate_row(*task.decode, task.row) < 0);
+        const bool plain =
+            task.decode == nullptr || (!task.decode->slot_per_token() && intermediate_row(*task.decode, task.row) < 0);
         return plain && task.forward == nullptr && task.span.length == 1 && task.slots.read >= 0 &&
                task.slots.write >= 0 && from.dtype == to.dtype && from.dtype != DType::f16;
     }

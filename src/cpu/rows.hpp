@@ -38,8 +38,7 @@ void zero_unused_rows(const Call& call, std::int32_t threads) {
     for (std::int64_t n = 0; n < call.count; ++n) {
         if (!slots_of(call, n).padding) continue;
         const Span span = span_of(call, n);
-        for (std::int64_t t = 0; t < span.length; ++t)
-            zero_row(call.o, span.batch, span.begin + t, p.heads_v, p.dim_v);
+        for (std::int64_t t = 0; t < span.length; ++t) zero_row(call.o, span.batch, span.begin + t, p.heads_v, p.dim_v);
     }
 }
 

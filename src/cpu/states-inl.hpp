@@ -1,4 +1,5 @@
-// Strips of states between the caller's tensors (either layout, any dtype) and [K,strip] float tiles. Compiled per target.
+// Strips of states between the caller's tensors (either layout, any dtype) and [K,strip] float tiles. Compiled per
+// target.
 
 // NOTE: the guard toggles, see simd-inl.hpp.
 #if defined(FQLA_CPU_STATES_INL_HPP_) == defined(HWY_TARGET_TOGGLE)

@@ -1,4 +1,5 @@
-// Which SIMD targets exist in this build and which one runs. Included by the files that compile kernels for all targets.
+// Which SIMD targets exist in this build and which one runs. Included by the files that compile kernels for all
+// targets.
 #pragma once
 
 // The AVX3_DL target is used as AVX-512-BF16 (simd-inl.hpp); SSSE3 adds nothing over SSE4.
