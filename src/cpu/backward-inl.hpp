@@ -132,18 +132,17 @@ struct BackwardScratch {
     static constexpr std::size_t C = kBackwardChunk;
 
     ChunkGates gates;
-    float *norm_k, *norm_q;                                      // [C] 1/|k|, scale/|q|
-    float *k, *q;                                                // [C, K] normalised
-    float* k_blocked;                                            // [C, K]
-    float* turned;                                               // [K, 2C] keys | queries
-    float* grams;                                                // [chunks, 2, C, C] k_j . k_i and k_j . q_i at [j, i]
-    float *lower, *lower_rows;                                   // [C, C] L at [j, i]; the same at [i, j]
-    float* upper_rows;                                           // [C, C] P at [i, j]
-    float* decay_ij;                                             // [C, C] Gamma at [i, j]
-    float *d_lower, *d_upper;                                    // [C, C] W' X^T and dO X^T at [i, j]
-    float* sum_k;                                                // [C, C] Z + Z^T
-    float *weight, *weight_turned;                               // [C, C] Gamma P' at [i, j] and at [j, i]
-    float *d_o, *d_x, *d_u, *x, *values;                         // [C, V] row-major
+    float *k, *q;                   // [tokens, K] normalised, q with scale: read once, used by every head and pass
+    float* turned;                  // [chunks, K, C] the keys again
+    float *k_blocked, *q_turned;    // [C, K] and [K, C] of one chunk, for its Gram matrices
+    float* grams;                   // [chunks, 2, C, C] k_j . k_i and k_j . q_i at [j, i]
+    float *lower, *lower_rows;      // [C, C] L at [j, i]; the same at [i, j]
+    float* upper_rows;              // [C, C] P at [i, j]
+    float* decay_ij;                // [C, C] Gamma at [i, j]
+    float *d_lower, *d_upper;       // [C, C] W' X^T and dO X^T at [i, j]
+    float* sum_k;                   // [C, C] Z + Z^T
+    float *weight, *weight_turned;  // [C, C] Gamma P' at [i, j] and at [j, i]
+    float *d_o, *d_x, *d_u, *x;     // [C, V] row-major
     float *d_o_blocked, *d_x_blocked, *d_u_blocked, *x_blocked;  // [C, V]
     float* x_turned;                                             // [V, C]
     float* through_state;                                        // [C, K] e (dO S^T), then U' S^T, then r X D^T
@@ -155,6 +154,7 @@ struct BackwardScratch {
     float* tile;                    // [K, strip]
     float* turn;                    // [strip, K]
     float* states;                  // [chunks + 1, V, K] state entering each chunk
+    float* values;                  // [tokens, V]
     float *deltas, *decayed_reads;  // [tokens, V] X and e U. NOTE: e U is kept, not V - e U: under strong decay
                                     // the difference could not be undone
     float *d_q, *d_k;               // [tokens, K] sums over the group
@@ -162,16 +162,14 @@ struct BackwardScratch {
     template <class Booker>
     void book(Booker& b, std::size_t kc, std::size_t vc, std::size_t tokens) {
         const std::size_t chunks = (tokens + C - 1) / C, padded = chunks * C;
-        for (float** p : {&gates.high, &gates.low, &gates.decay, &gates.rest, &gates.beta, &norm_k, &norm_q, &d_beta})
-            b.take(*p, C);
+        for (float** p : {&gates.high, &gates.low, &gates.decay, &gates.rest, &gates.beta, &d_beta}) b.take(*p, C);
         b.take(d_gamma, C);
-        for (float** p : {&k, &q, &k_blocked, &through_state}) b.take(*p, C * kc);
-        b.take(turned, kc * 2 * C);
+        for (float** p : {&k, &q, &turned}) b.take(*p, padded * kc);
+        for (float** p : {&k_blocked, &q_turned, &through_state}) b.take(*p, C * kc);
         for (float** p :
              {&lower, &lower_rows, &upper_rows, &decay_ij, &d_lower, &d_upper, &sum_k, &weight, &weight_turned})
             b.take(*p, C * C);
-        for (float** p :
-             {&d_o, &d_x, &d_u, &x, &values, &d_o_blocked, &d_x_blocked, &d_u_blocked, &x_blocked, &x_turned})
+        for (float** p : {&d_o, &d_x, &d_u, &x, &d_o_blocked, &d_x_blocked, &d_u_blocked, &x_blocked, &x_turned})
             b.take(*p, C * vc);
         b.take(grams, chunks * 2 * C * C);
         b.take(read_turned, vc * C);
@@ -179,7 +177,7 @@ struct BackwardScratch {
         b.take(tile, kc * strip_columns());
         b.take(turn, strip_columns() * (kc + kTileRows));
         b.take(states, (chunks + 1) * kc * vc);
-        b.take(deltas, padded * vc), b.take(decayed_reads, padded * vc);
+        for (float** p : {&values, &deltas, &decayed_reads}) b.take(*p, padded * vc);
         b.take(d_q, padded * kc), b.take(d_k, padded * kc);
     }
 };
@@ -200,6 +198,9 @@ struct BackwardRun {
     std::size_t n = 0, rows = 0;  // tokens, and padded to whole tiles
     std::int32_t head = 0;
     float *gram_k = nullptr, *gram_q = nullptr;  // [C, C]
+    float *k = nullptr, *q = nullptr;            // [C, K]
+    float* turned = nullptr;                     // [K, C]
+    float* values = nullptr;                     // [C, V]
 
     BackwardRun(const BackwardTask& t, std::byte* scratch)
         : task(t),
@@ -247,10 +248,10 @@ struct BackwardRun {
         }
     }
 
-    HWY_INLINE void normalise(float* x, float* norm, float factor) const {
+    HWY_INLINE void normalise(float* x, float factor) const {
         for (std::size_t i = 0; i < rows; ++i) {
-            norm[i] = factor * inverse_norm(call, x + i * kc, dim_k);
-            if (norm[i] != 1.0f) scale_row(x + i * kc, kc, norm[i]);
+            const float norm = factor * inverse_norm(call, x + i * kc, dim_k);
+            if (norm != 1.0f) scale_row(x + i * kc, kc, norm);
         }
     }
 
@@ -258,29 +259,32 @@ struct BackwardRun {
         first = begin;
         n = static_cast<std::size_t>(std::min<std::int64_t>(std::int64_t(C), task.span.length - begin));
         rows = (n + kTileRows - 1) / kTileRows * kTileRows;
-        load_rows(call.k, task.key_head, dim_k, kc, s.k);
-        normalise(s.k, s.norm_k, 1.0f);
-        block(s.k, kc, rows, s.k_blocked);
-        transpose(s.k, kc, rows, kc, s.turned, 2 * C);
-        s.gates.fill(call, task.span, first, n, rows, head);
-        gram_k = s.grams + static_cast<std::size_t>(begin) / C * (2 * C * C);
+        const auto token = static_cast<std::size_t>(begin), chunk = token / C;
+        k = s.k + token * kc;
+        q = s.q + token * kc;
+        turned = s.turned + chunk * kc * C;
+        values = s.values + token * vc;
+        gram_k = s.grams + chunk * (2 * C * C);
         gram_q = gram_k + C * C;
+        s.gates.fill(call, task.span, first, n, rows, head);
     }
 
-    HWY_INLINE void load_queries() {
-        load_rows(call.q, task.key_head, dim_k, kc, s.q);
-        normalise(s.q, s.norm_q, call.problem.scale);
-    }
-
-    // Both Gram matrices of the chunk; every value head of the group reads them in both passes.
-    HWY_INLINE void gram() {
+    // Keys, queries and their Gram matrices of the chunk; every value head of the group reads them in both passes.
+    HWY_INLINE void load_keys() {
+        load_rows(call.k, task.key_head, dim_k, kc, k);
+        load_rows(call.q, task.key_head, dim_k, kc, q);
+        normalise(k, 1.0f);
+        normalise(q, call.problem.scale);
+        block(k, kc, rows, s.k_blocked);
+        transpose(k, kc, rows, kc, turned, C);
+        transpose(q, kc, rows, kc, s.q_turned, C);
+        const auto to_queries = static_cast<std::size_t>(s.q_turned - turned);  // q_turned is booked later
         using Dot = FloatDot;
-        transpose(s.q, kc, rows, kc, s.turned + C, 2 * C);
         const FloatTag d;
         for (std::size_t j = 0; j < rows; j += kTileRows)
             for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
                 FQLA_TILE_ZERO()
-                FQLA_TILE_OVER_K(kc / kTileRows, s.k_blocked + j * kTileRows, C, s.turned + i, 2 * C, C)
+                FQLA_TILE_OVER_K(kc / kTileRows, s.k_blocked + j * kTileRows, C, turned + i, C, to_queries)
 #define FQLA_ROW(r)                                \
     hn::StoreU(x##r, d, gram_k + (j + r) * C + i); \
     hn::StoreU(y##r, d, gram_q + (j + r) * C + i);
@@ -372,41 +376,27 @@ struct BackwardRun {
         load_turned(call.initial_state, s.states);
         for (std::int64_t t = 0; t < task.span.length; t += std::int64_t(C)) {
             enter_chunk(t);
-            if (first_of_group) {
-                load_queries();
-                gram();
-            }
+            if (first_of_group) load_keys();
             fill_lower();
             const float* state = s.states + std::size_t(t) / C * kc * vc;
             float* x = s.deltas + std::size_t(t) * vc;
             float* read = s.decayed_reads + std::size_t(t) * vc;
-            load_rows(call.v, head, dim_v, vc, s.values);
-            prefetch_rows(call.k, task.key_head, dim_k, t + std::int64_t(C));
-            product_of_rows(vc, rows, kc, state, kc, s.turned, 2 * C, s.read_turned, C);  // (K S)^T
-            prefetch_rows(call.v, head, dim_v, t + std::int64_t(C));
+            load_rows(call.v, head, dim_v, vc, values);
+            product_of_rows(vc, rows, kc, state, kc, turned, C, s.read_turned, C);  // (K S)^T
             transpose(s.read_turned, C, vc, rows, x, vc);
             for (std::size_t i = 0; i < rows; ++i) {
                 const auto e = hn::Set(d, s.gates.decay[i]), beta = hn::Set(d, s.gates.beta[i]);
                 for (std::size_t v = 0; v < vc; v += lanes()) {
                     const auto eu = hn::Mul(e, hn::Load(d, x + i * vc + v));
                     hn::Store(eu, d, read + i * vc + v);
-                    hn::Store(hn::Mul(beta, hn::Sub(hn::Load(d, s.values + i * vc + v), eu)), d, x + i * vc + v);
+                    hn::Store(hn::Mul(beta, hn::Sub(hn::Load(d, values + i * vc + v), eu)), d, x + i * vc + v);
                 }
             }
             substitute(x);
             for (std::size_t i = 0; i < rows; ++i) scaled(x + i * vc, s.gates.rest[i], vc, s.x + i * vc);
             block(s.x, vc, rows, s.x_blocked);
-            update_state(vc, kc, rows, s.x_blocked, s.k, s.gates.total, state, const_cast<float*>(state) + kc * vc);
+            update_state(vc, kc, rows, s.x_blocked, k, s.gates.total, state, const_cast<float*>(state) + kc * vc);
         }
-    }
-
-    // Asks for the rows of the chunk at `begin` ahead of use.
-    HWY_INLINE void prefetch_rows(const TokenRef& x, std::int32_t h, std::size_t dim, std::int64_t begin) const {
-        if (!x || begin < 0) return;
-        const std::size_t lines = lines_of(x, dim);
-        for (std::int64_t t = begin; t < std::min(task.span.length, begin + std::int64_t(C)); ++t)
-            for (std::size_t i = 0; i < lines; ++i)
-                prefetch_line(x, x.offset(task.span.batch, task.span.begin + t, h), i);
     }
 
     // Small matrices of pass two.
@@ -429,7 +419,6 @@ struct BackwardRun {
     // One chunk of pass two.
     HWY_INLINE void chunk_back(std::int64_t t) {
         enter_chunk(t);
-        load_queries();
         fill_matrices();
         const ChunkGates& g = s.gates;
         const float* x = s.deltas + std::size_t(t) * vc;
@@ -439,9 +428,8 @@ struct BackwardRun {
 
         // X' = r (K D) + P^T dO; <r X, K D> is where the decay to the chunk's end enters gamma. The last token's own
         // would be subtracted from itself.
-        product_of_rows(vc, rows, kc, s.d_state, kc, s.turned, 2 * C, s.read_turned, C);  // (K D)^T
+        product_of_rows(vc, rows, kc, s.d_state, kc, turned, C, s.read_turned, C);  // (K D)^T
         transpose(s.read_turned, C, vc, rows, s.d_x, vc);
-        prefetch_rows(call.k, task.key_head, dim_k, t - std::int64_t(C));
         double to_end = 0.0;
         for (std::size_t i = 0; i < rows; ++i) {
             scale_row(s.d_x + i * vc, vc, g.rest[i]);
@@ -455,23 +443,19 @@ struct BackwardRun {
         block(s.d_o, vc, rows, s.d_o_blocked);
         block(s.d_x, vc, rows, s.d_x_blocked);
         transpose(x, vc, rows, vc, s.x_turned, C);
-        prefetch_rows(call.d_o, head, dim_v, t - std::int64_t(C));
         small_products();
-        load_rows(call.v, head, dim_v, vc, s.values);
         for (std::size_t i = 0; i < rows; ++i) {
             const float* w = s.d_x + i * vc;
             const float with_read = dot(w, read + i * vc, vc);
-            s.d_beta[i] += dot(w, s.values + i * vc, vc) - with_read;  // <W', R>
-            s.d_gamma[i] -= double(g.beta[i]) * with_read;             // <U', U>
+            s.d_beta[i] += dot(w, values + i * vc, vc) - with_read;  // <W', R>
+            s.d_gamma[i] -= double(g.beta[i]) * with_read;           // <U', U>
             scaled(w, -g.beta[i] * g.decay[i], vc, s.d_u + i * vc);
             if (call.d_v && i < n) {
-                scaled(w, g.beta[i], vc, s.values + i * vc);
-                store_row(s.values + i * vc, dim_v, call.d_v.data, call.d_v.dtype, at(call.d_v, i, head));
+                scaled(w, g.beta[i], vc, values + i * vc);
+                store_row(values + i * vc, dim_v, call.d_v.data, call.d_v.dtype, at(call.d_v, i, head));
             }
         }
         block(s.d_u, vc, rows, s.d_u_blocked);
-
-        prefetch_rows(call.v, head, dim_v, t - std::int64_t(C));
 
         // Queries: e (dO S^T) + (Gamma P') K.
         float* d_q = s.d_q + std::size_t(t) * kc;
@@ -479,19 +463,18 @@ struct BackwardRun {
         product_over_k<false>(rows, kc, vc / kTileRows, s.d_o_blocked, state, kc, s.through_state, kc);
         for (std::size_t i = 0; i < rows; ++i) {
             scale_row(s.through_state + i * kc, kc, g.decay[i]);
-            s.d_gamma[i] += dot(s.q + i * kc, s.through_state + i * kc, kc);
+            s.d_gamma[i] += dot(q + i * kc, s.through_state + i * kc, kc);
             accumulate(s.through_state + i * kc, kc, d_q + i * kc);
         }
-        product_over_tokens<Part::until_row>(rows, kc, rows, s.weight_turned, C, s.k, kc, 1.0f, d_q, d_q, kc);
+        product_over_tokens<Part::until_row>(rows, kc, rows, s.weight_turned, C, k, kc, 1.0f, d_q, d_q, kc);
 
         // Keys: U' S^T + (r X) D^T + (Gamma P')^T Q + (Z + Z^T) K.
-        prefetch_rows(call.q, task.key_head, dim_k, t - std::int64_t(C));
         for (std::size_t i = 0; i < rows; ++i) scaled(x + i * vc, g.rest[i], vc, s.x + i * vc);
         block(s.x, vc, rows, s.x_blocked);
         product_over_k<true>(rows, kc, vc / kTileRows, s.d_u_blocked, state, kc, d_k, kc);
         product_over_k<true>(rows, kc, vc / kTileRows, s.x_blocked, s.d_state, kc, d_k, kc);
-        product_over_tokens<Part::from_row>(rows, kc, rows, s.weight, C, s.q, kc, 1.0f, d_k, d_k, kc);
-        product_over_tokens<Part::all>(rows, kc, rows, s.sum_k, C, s.k, kc, 1.0f, d_k, d_k, kc);
+        product_over_tokens<Part::from_row>(rows, kc, rows, s.weight, C, q, kc, 1.0f, d_k, d_k, kc);
+        product_over_tokens<Part::all>(rows, kc, rows, s.sum_k, C, k, kc, 1.0f, d_k, d_k, kc);
 
         // The chunk's whole decay: <D, S> and the ends of all r.
         s.d_gamma[n - 1] += to_end + g.total * dot_states(state);
@@ -499,9 +482,9 @@ struct BackwardRun {
         store_gates();
 
         // D <- exp(gamma_C) D + K^T U' + Q^T (e dO)
-        update_state(vc, kc, rows, s.d_u_blocked, s.k, g.total, s.d_state, s.d_state);
-        for (std::size_t i = 0; i < rows; ++i) scale_row(s.q + i * kc, kc, g.decay[i]);
-        update_state(vc, kc, rows, s.d_o_blocked, s.q, 1.0f, s.d_state, s.d_state);
+        update_state(vc, kc, rows, s.d_u_blocked, k, g.total, s.d_state, s.d_state);
+        for (std::size_t i = 0; i < rows; ++i) scaled(q + i * kc, g.decay[i], kc, s.through_state + i * kc);
+        update_state(vc, kc, rows, s.d_o_blocked, s.through_state, 1.0f, s.d_state, s.d_state);
     }
 
     static HWY_INLINE void accumulate(const float* from, std::size_t count, float* to) {
@@ -587,11 +570,11 @@ struct BackwardRun {
             float* row = grad + std::size_t(t) * kc;
             const std::int64_t b = task.span.batch, token = task.span.begin + t;
             if (call.problem.qk_l2norm) {
-                load_row(x.data, x.dtype, x.offset(b, token, task.key_head), dim_k, s.k);
-                for (std::size_t k = dim_k; k < kc; ++k) s.k[k] = 0.0f;
-                const float norm = inverse_norm(call, s.k, dim_k);
-                const float along = dot(s.k, row, kc) * norm * norm;
-                for (std::size_t k = 0; k < dim_k; ++k) row[k] = factor * norm * (row[k] - along * s.k[k]);
+                load_row(x.data, x.dtype, x.offset(b, token, task.key_head), dim_k, s.through_state);
+                for (std::size_t j = dim_k; j < kc; ++j) s.through_state[j] = 0.0f;
+                const float norm = inverse_norm(call, s.through_state, dim_k);
+                const float along = dot(s.through_state, row, kc) * norm * norm;
+                for (std::size_t j = 0; j < dim_k; ++j) row[j] = factor * norm * (row[j] - along * s.through_state[j]);
             } else if (factor != 1.0f) {
                 scale_row(row, kc, factor);
             }
