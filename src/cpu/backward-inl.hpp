@@ -136,7 +136,7 @@ struct BackwardScratch {
     float* turned;                  // [chunks, K, C] the keys again
     float *k_blocked, *q_turned;    // [C, K] and [K, C] of one chunk, for its Gram matrices
     float* grams;                   // [chunks, 2, C, C] k_j . k_i and k_j . q_i at [j, i]
-    float *lower, *lower_rows;      // [C, C] L at [j, i]; the same at [i, j]
+    float* lower;                   // [C, C] L at [j, i]
     float* upper_rows;              // [C, C] P at [i, j]
     float* decay_ij;                // [C, C] Gamma at [i, j]
     float *d_lower, *d_upper;       // [C, C] W' X^T and dO X^T at [i, j]
@@ -166,8 +166,7 @@ struct BackwardScratch {
         b.take(d_gamma, C);
         for (float** p : {&k, &q, &turned}) b.take(*p, padded * kc);
         for (float** p : {&k_blocked, &q_turned, &through_state}) b.take(*p, C * kc);
-        for (float** p :
-             {&lower, &lower_rows, &upper_rows, &decay_ij, &d_lower, &d_upper, &sum_k, &weight, &weight_turned})
+        for (float** p : {&lower, &upper_rows, &decay_ij, &d_lower, &d_upper, &sum_k, &weight, &weight_turned})
             b.take(*p, C * C);
         for (float** p : {&d_o, &d_x, &d_u, &x, &d_o_blocked, &d_x_blocked, &d_u_blocked, &x_blocked, &x_turned})
             b.take(*p, C * vc);
@@ -349,31 +348,39 @@ struct BackwardRun {
             substitute_row(w, j, j + 1, n, [&](std::size_t i) { return s.lower[j * C + i]; });
     }
 
-    // A [K,V] state of the caller as [V,K]; zeros when it is not given.
-    HWY_INLINE void load_turned(const StateRef& from, float* to) const {
+    // [Hv,K,V] floats as a state tensor of one row.
+    HWY_INLINE StateRef carry_ref(const float* data) const {
+        return {const_cast<float*>(data), DType::f32, 1, 0, std::int64_t(dim_k * dim_v), std::int64_t(dim_v), 1, 0};
+    }
+
+    // A [K,V] state as [V,K]; zeros when it is not given.
+    HWY_INLINE void load_turned(const StateRef& from, std::int64_t row, float* to) const {
         const std::size_t strip = strip_columns();
         for (std::size_t v0 = 0; v0 < vc; v0 += strip) {
             if (!from || v0 >= dim_v) {
                 fill(to + v0 * kc, strip * kc, 0.0f);
                 continue;
             }
-            load_tile(from, task.sequence, head, v0, std::min(strip, dim_v - v0), {s.tile, strip, dim_k, kc}, s.turn);
+            load_tile(from, row, head, v0, std::min(strip, dim_v - v0), {s.tile, strip, dim_k, kc}, s.turn);
             transpose(s.tile, strip, kc, strip, to + v0 * kc, kc);
         }
     }
 
-    HWY_INLINE void store_turned(const float* from, const StateRef& to) const {
+    HWY_INLINE void store_turned(const float* from, const StateRef& to, std::int64_t row) const {
         const std::size_t strip = strip_columns();
         for (std::size_t v0 = 0; v0 < dim_v; v0 += strip) {
             transpose(from + v0 * kc, kc, strip, kc, s.tile, strip);
-            store_tile({s.tile, strip, dim_k, kc}, v0, std::min(strip, dim_v - v0), to, task.sequence, head, s.turn);
+            store_tile({s.tile, strip, dim_k, kc}, v0, std::min(strip, dim_v - v0), to, row, head, s.turn);
         }
     }
 
     // Pass one over one value head.
     HWY_INLINE void recompute(bool first_of_group) {
         const FloatTag d;
-        load_turned(call.initial_state, s.states);
+        if (task.first)
+            load_turned(call.initial_state, task.sequence, s.states);
+        else
+            load_turned(carry_ref(task.carry_in), 0, s.states);
         for (std::int64_t t = 0; t < task.span.length; t += std::int64_t(C)) {
             enter_chunk(t);
             if (first_of_group) load_keys();
@@ -413,7 +420,6 @@ struct BackwardRun {
         }
         transpose(s.weight_turned, C, C, C, s.upper_rows, C);
         transpose(s.sum_k, C, C, C, s.decay_ij, C);
-        transpose(s.lower, C, C, C, s.lower_rows, C);
     }
 
     // One chunk of pass two.
@@ -441,15 +447,18 @@ struct BackwardRun {
         substitute_back(s.d_x);
 
         block(s.d_o, vc, rows, s.d_o_blocked);
-        block(s.d_x, vc, rows, s.d_x_blocked);
-        transpose(x, vc, rows, vc, s.x_turned, C);
-        small_products();
+        if (!task.adjoint_out) {
+            block(s.d_x, vc, rows, s.d_x_blocked);
+            transpose(x, vc, rows, vc, s.x_turned, C);
+            small_products();
+        }
         for (std::size_t i = 0; i < rows; ++i) {
             const float* w = s.d_x + i * vc;
+            scaled(w, -g.beta[i] * g.decay[i], vc, s.d_u + i * vc);
+            if (task.adjoint_out) continue;
             const float with_read = dot(w, read + i * vc, vc);
             s.d_beta[i] += dot(w, values + i * vc, vc) - with_read;  // <W', R>
             s.d_gamma[i] -= double(g.beta[i]) * with_read;           // <U', U>
-            scaled(w, -g.beta[i] * g.decay[i], vc, s.d_u + i * vc);
             if (call.d_v && i < n) {
                 scaled(w, g.beta[i], vc, values + i * vc);
                 store_row(values + i * vc, dim_v, call.d_v.data, call.d_v.dtype, at(call.d_v, i, head));
@@ -457,6 +466,17 @@ struct BackwardRun {
         }
         block(s.d_u, vc, rows, s.d_u_blocked);
 
+        if (!task.adjoint_out) token_gradients(t, x, state, to_end);
+
+        // D <- exp(gamma_C) D + K^T U' + Q^T (e dO)
+        update_state(vc, kc, rows, s.d_u_blocked, k, g.total, s.d_state, s.d_state);
+        for (std::size_t i = 0; i < rows; ++i) scaled(q + i * kc, g.decay[i], kc, s.through_state + i * kc);
+        update_state(vc, kc, rows, s.d_o_blocked, s.through_state, 1.0f, s.d_state, s.d_state);
+    }
+
+    // Gradients of the chunk's queries, keys and gates.
+    HWY_INLINE void token_gradients(std::int64_t t, const float* x, const float* state, double to_end) {
+        const ChunkGates& g = s.gates;
         // Queries: e (dO S^T) + (Gamma P') K.
         float* d_q = s.d_q + std::size_t(t) * kc;
         float* d_k = s.d_k + std::size_t(t) * kc;
@@ -480,11 +500,6 @@ struct BackwardRun {
         s.d_gamma[n - 1] += to_end + g.total * dot_states(state);
         for (std::size_t i = n; i < rows; ++i) s.d_gamma[n - 1] += s.d_gamma[i];
         store_gates();
-
-        // D <- exp(gamma_C) D + K^T U' + Q^T (e dO)
-        update_state(vc, kc, rows, s.d_u_blocked, k, g.total, s.d_state, s.d_state);
-        for (std::size_t i = 0; i < rows; ++i) scaled(q + i * kc, g.decay[i], kc, s.through_state + i * kc);
-        update_state(vc, kc, rows, s.d_o_blocked, s.through_state, 1.0f, s.d_state, s.d_state);
     }
 
     static HWY_INLINE void accumulate(const float* from, std::size_t count, float* to) {
@@ -589,10 +604,17 @@ struct BackwardRun {
         for (std::int32_t r = 0; r < task.shape.group; ++r) {
             head = call.value_head(task.key_head, r);
             recompute(r == 0);
-            load_turned(call.d_final_state, s.d_state);
+            if (task.last)
+                load_turned(call.d_final_state, task.sequence, s.d_state);
+            else
+                load_turned(carry_ref(task.adjoint_in), 0, s.d_state);
             for (std::size_t c = chunks; c-- > 0;) chunk_back(std::int64_t(c * C));
-            if (call.d_initial_state) store_turned(s.d_state, call.d_initial_state);
+            if (task.adjoint_out)
+                store_turned(s.d_state, carry_ref(task.adjoint_out), 0);
+            else if (task.first && call.d_initial_state)
+                store_turned(s.d_state, call.d_initial_state, task.sequence);
         }
+        if (task.adjoint_out) return;
         store_tokens(call.q, call.d_q, call.problem.scale, s.d_q);
         store_tokens(call.k, call.d_k, 1.0f, s.d_k);
     }

@@ -61,9 +61,13 @@ struct BackwardTask {
     std::int64_t sequence = 0;
     Span span;
     std::int32_t key_head = 0;
-    std::int64_t scratch_tokens = 0;  // tokens the scratch memory was sized for
-    double* d_A_log = nullptr;        // [Hv] partial sums of this sequence
-    double* d_dt_bias = nullptr;      // [Hv]
+    std::int64_t scratch_tokens = 0;    // tokens the scratch memory was sized for
+    bool first = true, last = true;     // segments of the sequence: it begins, it ends with this one
+    const float* carry_in = nullptr;    // [Hv,K,V] state at the start, unless first
+    const float* adjoint_in = nullptr;  // [Hv,K,V] adjoint of the state at the end, unless last; null = zero
+    float* adjoint_out = nullptr;       // [Hv,K,V]: only the adjoint of the state at the start is wanted
+    double* d_A_log = nullptr;          // [Hv] partial sums of this sequence
+    double* d_dt_bias = nullptr;        // [Hv]
 };
 
 struct Kernels {
@@ -79,6 +83,8 @@ struct Kernels {
     void (*backward)(const BackwardTask&, std::byte* scratch);
     // carry_out [K,V] = star [K,V] + transition [K,K] carry_in [K,V], one value head.
     void (*join)(const Shape&, const float* star, const float* transition, const float* carry_in, float* carry_out);
+    // adjoint [K,V] += transition^T [K,K] later [K,V], one value head.
+    void (*join_adjoint)(const Shape&, const float* transition, const float* later, float* adjoint);
 };
 
 // The kernels of the best target this processor supports, or of the one named by the environment variable

@@ -549,6 +549,24 @@ void join_carry(const Shape& shape, const float* star, const float* transition, 
     }
 }
 
+// adjoint[k,:] += sum_j transition[j,k] later[j,:]
+void join_adjoint(const Shape& shape, const float* transition, const float* later, float* adjoint) {
+    const FloatTag d;
+    const auto dim_k = static_cast<std::size_t>(shape.dim_k), dim_v = static_cast<std::size_t>(shape.dim_v);
+    for (std::size_t k = 0; k < dim_k; ++k) {
+        float* row = adjoint + k * dim_v;
+        std::size_t v = 0;
+        for (; v + lanes() <= dim_v; v += lanes()) {
+            auto sum = hn::LoadU(d, row + v);
+            for (std::size_t j = 0; j < dim_k; ++j)
+                sum = hn::MulAdd(hn::Set(d, transition[j * dim_k + k]), hn::LoadU(d, later + j * dim_v + v), sum);
+            hn::StoreU(sum, d, row + v);
+        }
+        for (; v < dim_v; ++v)
+            for (std::size_t j = 0; j < dim_k; ++j) row[v] += transition[j * dim_k + k] * later[j * dim_v + v];
+    }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace flashqla::cpu
 FQLA_END_TARGET

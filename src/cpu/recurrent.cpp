@@ -16,11 +16,13 @@ namespace flashqla::cpu {
 HWY_EXPORT(recurrent_task);
 HWY_EXPORT(recurrent_scratch);
 HWY_EXPORT(join_carry);
+HWY_EXPORT(join_adjoint);
 
 void add_recurrent(Kernels& to, std::int64_t target) {
     to.recurrent = FQLA_FOR_TARGET(recurrent_task, target);
     to.recurrent_scratch = FQLA_FOR_TARGET(recurrent_scratch, target);
     to.join = FQLA_FOR_TARGET(join_carry, target);
+    to.join_adjoint = FQLA_FOR_TARGET(join_adjoint, target);
 }
 
 }  // namespace flashqla::cpu
