@@ -230,6 +230,15 @@ struct BackwardRun {
         return hn::GetLane(hn::SumOfLanes(d, sum));
     }
 
+    // <a, b - c>
+    static HWY_INLINE float dot_difference(const float* a, const float* b, const float* c, std::size_t count) {
+        const FloatTag d;
+        auto sum = hn::Zero(d);
+        for (std::size_t i = 0; i < count; i += lanes())
+            sum = hn::MulAdd(hn::Load(d, a + i), hn::Sub(hn::Load(d, b + i), hn::Load(d, c + i)), sum);
+        return hn::GetLane(hn::SumOfLanes(d, sum));
+    }
+
     static HWY_INLINE void scaled(const float* from, float factor, std::size_t count, float* to) {
         const FloatTag d;
         const auto f = hn::Set(d, factor);
@@ -457,8 +466,8 @@ struct BackwardRun {
             scaled(w, -g.beta[i] * g.decay[i], vc, s.d_u + i * vc);
             if (task.adjoint_out) continue;
             const float with_read = dot(w, read + i * vc, vc);
-            s.d_beta[i] += dot(w, values + i * vc, vc) - with_read;  // <W', R>
-            s.d_gamma[i] -= double(g.beta[i]) * with_read;           // <U', U>
+            s.d_beta[i] += dot_difference(w, values + i * vc, read + i * vc, vc);  // <W', R>
+            s.d_gamma[i] -= double(g.beta[i]) * with_read;                         // <U', U>
             if (call.d_v && i < n) {
                 scaled(w, g.beta[i], vc, values + i * vc);
                 store_row(values + i * vc, dim_v, call.d_v.data, call.d_v.dtype, at(call.d_v, i, head));
