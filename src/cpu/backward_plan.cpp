@@ -13,9 +13,6 @@
 namespace flashqla::cpu {
 namespace {
 
-// A segment of a split sequence is at least this long.
-constexpr std::int64_t kMinSegment = 512;
-
 class BackwardPlan final : public PassPlan {
 public:
     explicit BackwardPlan(const PlanRequest& request) : kernels_(kernels()), threads_(threads_of(request.options)) {
@@ -108,9 +105,7 @@ public:
 private:
     // The split computes transitions and D* besides, 2.5 passes for one, so it pays only when most threads would idle.
     std::int32_t choose_segments(const Problem& p, const PlanOptions& options) const {
-        const std::int64_t most = std::max<std::int64_t>(1, (p.tokens + kChunk - 1) / kChunk);
-        if (options.context_split > 0) return std::int32_t(std::min<std::int64_t>(options.context_split, most));
-        if (options.deterministic || options.batch_invariant) return 1;
+        if (const std::int32_t forced = forced_segments(p, options)) return forced;
         const std::int64_t busy = std::max<std::int64_t>(1, sequences_ * p.heads_k);
         if (busy * 4 > threads_) return 1;
         const std::int64_t tokens = p.sequences > 0 ? p.tokens / p.sequences : p.tokens;

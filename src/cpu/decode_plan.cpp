@@ -10,8 +10,8 @@
 namespace flashqla::cpu {
 namespace {
 
-// State elements that make a thread worth waking: about 12 us of work.
-constexpr std::int64_t kElementsPerThread = 128 << 10;
+// State elements that make a thread worth waking: about 4 us of work.
+constexpr std::int64_t kElementsPerThread = 40 << 10;
 
 class DecodePlan final : public PassPlan {
 public:

@@ -19,8 +19,8 @@ constexpr std::int64_t kRecurrentBelow = 5;
 constexpr std::int64_t kElementsPerThread = 256 << 10;
 // States a task keeps at hand: half of a second-level cache of 1 MiB.
 constexpr std::int64_t kStateBytes = 512 << 10;
-// A segment of a split sequence is at least this long: computing its transition costs about as much as 1.3 passes.
-constexpr std::int64_t kMinSegment = 512;
+// A cut pass costs this much more than an uncut one.
+constexpr double kCutCost = 2.4;
 
 class ForwardPlan final : public PassPlan {
 public:
@@ -34,8 +34,8 @@ public:
         shape_.group = p.heads_v / p.heads_k;
         shape_.bf16_dot = kernels_.bf16_dot && p.io == DType::bf16;
         strips_ = strips(p.dim_v);
-        choose_blocks(p);
-        split_ = TimeSplit(kernels_, p, shape_, blocks_, choose_segments(p, request.options), false, workspace_);
+        const std::int32_t segments = choose_tasks(p, request.options);
+        split_ = TimeSplit(kernels_, p, shape_, blocks_, segments, false, workspace_);
         scratch_bytes_ =
             std::max({kernels_.forward_scratch(shape_), kernels_.recurrent_scratch(shape_), split_.scratch_bytes()});
         scratch_bytes_ = (scratch_bytes_ + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
@@ -105,32 +105,36 @@ private:
         return (columns + width - 1) / width;
     }
 
-    // A task owns as many key heads as keep its states in the second-level cache; fewer, and then slices of the values,
-    // when that leaves threads idle. The bits of a column depend on neither.
-    void choose_blocks(const Problem& p) {
-        const std::int64_t enough = threads_ == 1 ? 1 : 2 * std::int64_t(threads_);
+    // How (sequence, key head, slice of values, time segment) become tasks; returns the number of segments. A task owns
+    // as many key heads as keep its states in the second-level cache; fewer when that leaves threads idle, then slices
+    // of the values or, for long sequences, segments of time. Only segments change the bits.
+    std::int32_t choose_tasks(const Problem& p, const PlanOptions& options) {
+        const auto fills = [&](std::int64_t tasks) { return tasks >= 2 * threads_ || tasks % threads_ == 0; };
         const std::int64_t state = std::int64_t(shape_.group) * p.dim_k * p.dim_v * (shape_.bf16_dot ? 6 : 4);
         std::int32_t heads = std::int32_t(std::clamp<std::int64_t>(kStateBytes / state, 1, p.heads_k));
         const auto blocks = [&](std::int32_t h) { return (p.heads_k + h - 1) / h; };
-        while (heads > 1 && sequences_ * blocks(heads) < enough) --heads;
+        while (heads > 1 && !fills(sequences_ * blocks(heads))) --heads;
         shape_.key_heads = (p.heads_k + blocks(heads) - 1) / blocks(heads);  // even blocks
         blocks_ = blocks(shape_.key_heads);
+        const std::int64_t busy = std::max<std::int64_t>(1, sequences_ * blocks_);
         std::int32_t slices = 1;
-        while (slices < strips_ && sequences_ * blocks_ * slices < enough) ++slices;
+        while (slices < strips_ && !fills(busy * slices)) ++slices;
+
+        std::int32_t segments = forced_segments(p, options);
+        if (segments == 0) {
+            // A slice repeats the preparation of the keys, about a third of a pass for a single value head; a cut
+            // computes an end state and a transition besides the pass itself.
+            const double prepare = 0.35 / (0.35 + 0.65 * shape_.group), slice_time = prepare + (1 - prepare) / slices;
+            const std::int64_t tokens = p.sequences > 0 ? p.tokens / p.sequences : p.tokens;
+            const std::int64_t cuts =
+                std::clamp<std::int64_t>(std::min(threads_ / busy, tokens / kMinSegment), 1, kMaxAutomaticSegments);
+            const bool cut = double(cuts) / kCutCost * slice_time > 1;
+            segments = cut ? std::int32_t(cuts) : 1;
+            if (cut) slices = 1;
+        }
         shape_.slice_strips = (strips_ + slices - 1) / slices;
         slices_ = (strips_ + shape_.slice_strips - 1) / shape_.slice_strips;
-    }
-
-    // Cutting by time multiplies the work by 2.3, so it pays only when most threads would idle.
-    std::int32_t choose_segments(const Problem& p, const PlanOptions& options) const {
-        const std::int64_t most = std::max<std::int64_t>(1, (p.tokens + kChunk - 1) / kChunk);
-        if (options.context_split > 0) return std::int32_t(std::min<std::int64_t>(options.context_split, most));
-        if (options.deterministic || options.batch_invariant) return 1;
-        const std::int64_t busy = std::max<std::int64_t>(1, sequences_ * blocks_ * slices_);
-        if (busy * 4 > threads_) return 1;
-        const std::int64_t tokens = p.sequences > 0 ? p.tokens / p.sequences : p.tokens;
-        return static_cast<std::int32_t>(
-            std::clamp<std::int64_t>(std::min(threads_ / busy, tokens / kMinSegment), 1, kMaxAutomaticSegments));
+        return segments;
     }
 
     void run_recurrent(const ForwardCall& call, std::int64_t n, const Span& span, const Slots& slots,

@@ -528,43 +528,44 @@ std::size_t recurrent_scratch(const Shape& shape) {
     return taker.bytes();
 }
 
-// carry_out[k,:] = star[k,:] + sum_j transition[k,j] carry_in[j,:]
-void join_carry(const Shape& shape, const float* star, const float* transition, const float* carry_in,
-                float* carry_out) {
+// out[k,:] = base[k,:] + sum_j A(k,j) in[j,:] for [K,V] matrices; A(k,j) at a + k * row_step + j * depth_step.
+HWY_INLINE void add_product(const Shape& shape, const float* a, std::size_t row_step, std::size_t depth_step,
+                            const float* in, const float* base, float* out) {
+    using Dot = FloatDot;
     const FloatTag d;
     const auto dim_k = static_cast<std::size_t>(shape.dim_k), dim_v = static_cast<std::size_t>(shape.dim_v);
-    for (std::size_t k = 0; k < dim_k; ++k) {
-        std::size_t v = 0;
-        for (; v + lanes() <= dim_v; v += lanes()) {
-            auto sum = hn::LoadU(d, star + k * dim_v + v);
+    const std::size_t l = lanes(), kRowStep = row_step;
+    const std::size_t rows = dim_k / kTileRows * kTileRows, columns = dim_v / (2 * l) * (2 * l);
+    for (std::size_t k = 0; k < rows; k += kTileRows)
+        for (std::size_t v = 0; v < columns; v += 2 * l) {
+            const float* from = base + k * dim_v + v;
+#define FQLA_ROW(i) auto x##i = hn::LoadU(d, from + i * dim_v), y##i = hn::LoadU(d, from + i * dim_v + l);
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
             for (std::size_t j = 0; j < dim_k; ++j)
-                sum = hn::MulAdd(hn::Set(d, transition[k * dim_k + j]), hn::LoadU(d, carry_in + j * dim_v + v), sum);
-            hn::StoreU(sum, d, carry_out + k * dim_v + v);
+                FQLA_TILE_STEP(a + k * row_step + j * depth_step, in + j * dim_v + v, l)
+            float* to = out + k * dim_v + v;
+#define FQLA_ROW(i)                      \
+    hn::StoreU(x##i, d, to + i * dim_v); \
+    hn::StoreU(y##i, d, to + i * dim_v + l);
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
         }
-        for (; v < dim_v; ++v) {
-            float sum = star[k * dim_v + v];
-            for (std::size_t j = 0; j < dim_k; ++j) sum += transition[k * dim_k + j] * carry_in[j * dim_v + v];
-            carry_out[k * dim_v + v] = sum;
+    for (std::size_t k = 0; k < dim_k; ++k)
+        for (std::size_t v = k < rows ? columns : 0; v < dim_v; ++v) {
+            float sum = base[k * dim_v + v];
+            for (std::size_t j = 0; j < dim_k; ++j) sum += a[k * row_step + j * depth_step] * in[j * dim_v + v];
+            out[k * dim_v + v] = sum;
         }
-    }
 }
 
-// adjoint[k,:] += sum_j transition[j,k] later[j,:]
+void join_carry(const Shape& shape, const float* star, const float* transition, const float* carry_in,
+                float* carry_out) {
+    add_product(shape, transition, static_cast<std::size_t>(shape.dim_k), 1, carry_in, star, carry_out);
+}
+
 void join_adjoint(const Shape& shape, const float* transition, const float* later, float* adjoint) {
-    const FloatTag d;
-    const auto dim_k = static_cast<std::size_t>(shape.dim_k), dim_v = static_cast<std::size_t>(shape.dim_v);
-    for (std::size_t k = 0; k < dim_k; ++k) {
-        float* row = adjoint + k * dim_v;
-        std::size_t v = 0;
-        for (; v + lanes() <= dim_v; v += lanes()) {
-            auto sum = hn::LoadU(d, row + v);
-            for (std::size_t j = 0; j < dim_k; ++j)
-                sum = hn::MulAdd(hn::Set(d, transition[j * dim_k + k]), hn::LoadU(d, later + j * dim_v + v), sum);
-            hn::StoreU(sum, d, row + v);
-        }
-        for (; v < dim_v; ++v)
-            for (std::size_t j = 0; j < dim_k; ++j) row[v] += transition[j * dim_k + k] * later[j * dim_v + v];
-    }
+    add_product(shape, transition, 1, static_cast<std::size_t>(shape.dim_k), later, adjoint, adjoint);
 }
 
 }  // namespace HWY_NAMESPACE

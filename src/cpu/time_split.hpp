@@ -6,6 +6,7 @@
 // with the same M: D_start = D* + M^T D_end. (docs/math.md, "Segments".)
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/call.hpp"
@@ -13,6 +14,17 @@
 #include "cpu/kernels.hpp"
 
 namespace flashqla::cpu {
+
+// Tokens of a segment at least, when the plan cuts by itself.
+inline constexpr std::int64_t kMinSegment = 512;
+
+// Segments that the options ask for: at most one a chunk, 1 where cutting would break a promise, 0 = the plan may
+// choose.
+inline std::int32_t forced_segments(const Problem& p, const PlanOptions& options) {
+    const std::int64_t most = std::max<std::int64_t>(1, (p.tokens + kChunk - 1) / kChunk);
+    if (options.context_split > 0) return std::int32_t(std::min<std::int64_t>(options.context_split, most));
+    return options.deterministic || options.batch_invariant ? 1 : 0;
+}
 
 struct Segment {
     Span span;
