@@ -36,30 +36,38 @@ public:
 
     Status run(const DecodeCall& call, std::byte* workspace, Stream) const noexcept override {
         zero_unused_rows(call, threads_);
-        const std::int64_t heads = call.problem.heads_v;
-        parallel_ranges(call.count * heads, threads_, [&](std::int64_t i, std::int32_t thread) {
-            RecurrentTask task;
-            task.row = i / heads;
-            task.slots = slots_of(call, task.row);
-            if (task.slots.padding) return;
-            task.inputs = &call;
-            task.span = span_of(call, task.row);
-            task.value_head = std::int32_t(i % heads);
-            task.state_in = task.state_out = call.state;
-            task.o = call.o;
-            task.decode = &call;
-            if (task.span.length == 0 && task.slots.read == task.slots.write) return;
-            task.next_state = next_state(call, i + 1);
-            kernels_.recurrent(task, scratch_.in(workspace) + std::size_t(thread) * scratch_bytes_);
-        });
+        parallel_ranges(call.count * call.problem.heads_v, threads_,
+                        [&](std::int64_t begin, std::int64_t end, std::int32_t thread) {
+                            for (std::int64_t i = begin; i < end; ++i)
+                                run_task(call, i, i + 1 < end,
+                                         scratch_.in(workspace) + std::size_t(thread) * scratch_bytes_);
+                        });
         return {};
     }
 
 private:
-    // The state that index i of the loop starts from, null past the end and for padding rows.
+    // NOTE: only states of this thread's own range are asked for ahead: a line fetched from another core has to travel
+    // back.
+    void run_task(const DecodeCall& call, std::int64_t i, bool prefetch, std::byte* scratch) const {
+        const std::int64_t heads = call.problem.heads_v;
+        RecurrentTask task;
+        task.row = i / heads;
+        task.slots = slots_of(call, task.row);
+        if (task.slots.padding) return;
+        task.inputs = &call;
+        task.span = span_of(call, task.row);
+        task.value_head = std::int32_t(i % heads);
+        task.state_in = task.state_out = call.state;
+        task.o = call.o;
+        task.decode = &call;
+        if (task.span.length == 0 && task.slots.read == task.slots.write) return;
+        if (prefetch) task.next_state = next_state(call, i + 1);
+        kernels_.recurrent(task, scratch);
+    }
+
+    // The state that task i starts from; null for padding rows.
     static const void* next_state(const DecodeCall& call, std::int64_t i) {
         const std::int64_t heads = call.problem.heads_v;
-        if (i >= call.count * heads) return nullptr;
         const Slots slots = slots_of(call, i / heads);
         if (slots.read < 0) return nullptr;
         return static_cast<const std::byte*>(call.state.data) +

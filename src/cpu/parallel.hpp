@@ -19,15 +19,15 @@ void parallel_for(std::int64_t count, std::int32_t threads, F&& f) noexcept {
     for (std::int64_t i = 0; i < count; ++i) f(i, omp_get_thread_num());
 }
 
-// The same in contiguous ranges of equal size, for short tasks of equal cost.
+// Calls f(begin, end, thread) for contiguous ranges of equal size: for short tasks of equal cost that like to find
+// their data where they left it.
 template <class F>
 void parallel_ranges(std::int64_t count, std::int32_t threads, F&& f) noexcept {
-    if (threads <= 1 || count <= 1) {
-        for (std::int64_t i = 0; i < count; ++i) f(i, 0);
-        return;
-    }
-#pragma omp parallel for schedule(static) num_threads(static_cast <int>(std::min <std::int64_t>(threads, count)))
-    for (std::int64_t i = 0; i < count; ++i) f(i, omp_get_thread_num());
+    const auto parts = static_cast<std::int32_t>(std::clamp<std::int64_t>(count, 1, std::max(threads, 1)));
+    if (parts == 1) return f(std::int64_t{0}, count, 0);
+#pragma omp parallel for schedule(static, 1) num_threads(parts)
+    for (std::int32_t part = 0; part < parts; ++part)
+        f(count * part / parts, count * (part + 1) / parts, omp_get_thread_num());
 }
 
 }  // namespace flashqla::cpu
