@@ -53,13 +53,11 @@ HWY_INLINE std::size_t strip_columns() { return 2 * lanes(); }  // value columns
 // Round to nearest even; the result sits in the low half of each word. NaN stays NaN.
 HWY_INLINE hn::Vec<WordTag> bf16_bits(FloatVec x) {
     const WordTag du;
-    const FloatTag d;
     const auto bits = hn::BitCast(du, x);
     const auto lsb = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
     const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(lsb, hn::Set(du, 0x7fff))));
     const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40));
     return hn::IfThenElse(hn::RebindMask(du, hn::Ne(x, x)), quiet, rounded);
-    (void)d;
 }
 
 // n elements of any float dtype to floats.
