@@ -21,6 +21,7 @@
 // Rows of a register tile: 8 where there are 32 vector registers, 4 where there are 16.
 // NOTE: SVE vectors are sizeless and cannot live in arrays, so tiles are written as named variables through these
 // lists: every row, every couple of rows, every pair j < i with j outermost.
+// clang-format off
 #undef FQLA_TILE_ROWS
 #undef FQLA_EACH_ROW
 #undef FQLA_EACH_COUPLE
@@ -43,6 +44,7 @@
 #define FQLA_EACH_COUPLE(X) X(0, 1) X(2, 3)
 #define FQLA_EACH_PAIR(X) X(0, 1) X(0, 2) X(0, 3) X(1, 2) X(1, 3) X(2, 3)
 #endif
+// clang-format on
 
 // The vectors x0 y0, x1 y1, ... exist by name in the function that uses the macros below.
 #ifndef FQLA_TILE_ZERO
