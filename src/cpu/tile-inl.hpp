@@ -30,14 +30,14 @@
 #define FQLA_TILE_ROWS 8
 #define FQLA_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define FQLA_EACH_COUPLE(X) X(0, 1) X(2, 3) X(4, 5) X(6, 7)
-#define FQLA_EACH_PAIR(X)                                                                                           \
-    X(0, 1)                                                                                                         \
-    X(0, 2)                                                                                                         \
-    X(0, 3)                                                                                                         \
-    X(0, 4)                                                                                                         \
-    X(0, 5)                                                                                                         \
-    X(0, 6) X(0, 7) X(1, 2) X(1, 3) X(1, 4) X(1, 5) X(1, 6) X(1, 7) X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(2, 7) X(3, 4) \
-        X(3, 5) X(3, 6) X(3, 7) X(4, 5) X(4, 6) X(4, 7) X(5, 6) X(5, 7) X(6, 7)
+#define FQLA_EACH_PAIR(X)                                   \
+    X(0, 1) X(0, 2) X(0, 3) X(0, 4) X(0, 5) X(0, 6) X(0, 7) \
+    X(1, 2) X(1, 3) X(1, 4) X(1, 5) X(1, 6) X(1, 7)         \
+    X(2, 3) X(2, 4) X(2, 5) X(2, 6) X(2, 7)                 \
+    X(3, 4) X(3, 5) X(3, 6) X(3, 7)                         \
+    X(4, 5) X(4, 6) X(4, 7)                                 \
+    X(5, 6) X(5, 7)                                         \
+    X(6, 7)
 #else
 #define FQLA_TILE_ROWS 4
 #define FQLA_EACH_ROW(X) X(0) X(1) X(2) X(3)
