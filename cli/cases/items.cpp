@@ -202,6 +202,7 @@ Item beta_item() {
                 c.beta_given = text != "none";
                 c.beta_mode = text == "logit" ? BetaMode::logit : BetaMode::value;
                 c.beta_constant = false;
+                c.beta_value = 0;
                 if (text == "value" || text == "logit" || text == "none") return true;
                 c.beta_constant = true;
                 return read(text, c.beta_value);
