@@ -6,7 +6,7 @@ namespace flashqla {
 
 std::size_t WorkspaceLayout::reserve(std::string name, std::size_t bytes) {
     const std::size_t offset = bytes_;
-    const std::size_t rounded = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    const std::size_t rounded = aligned_size(bytes);
     entries_.push_back({std::move(name), offset, rounded});
     bytes_ += rounded;
     return offset;

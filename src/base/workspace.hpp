@@ -10,6 +10,11 @@ namespace flashqla {
 
 inline constexpr std::size_t kWorkspaceAlignment = 64;
 
+// The next multiple of the alignment.
+inline constexpr std::size_t aligned_size(std::size_t bytes) {
+    return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
 template <class T>
 struct Booking {
     std::size_t offset = 0;

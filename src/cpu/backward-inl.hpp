@@ -526,11 +526,8 @@ struct BackwardRun {
 
     // P', Z, their products with Gamma, and what they give to beta and gamma.
     HWY_INLINE void small_products() {
-        constexpr std::size_t kWidth = C;
-        fill(s.d_lower, C * C, 0.0f);
-        fill(s.d_upper, C * C, 0.0f);
-        product_over_k<false>(rows, kWidth, vc / kTileRows, s.d_x_blocked, s.x_turned, C, s.d_lower, C);
-        product_over_k<false>(rows, kWidth, vc / kTileRows, s.d_o_blocked, s.x_turned, C, s.d_upper, C);
+        product_over_k<false>(rows, C, vc / kTileRows, s.d_x_blocked, s.x_turned, C, s.d_lower, C);
+        product_over_k<false>(rows, C, vc / kTileRows, s.d_o_blocked, s.x_turned, C, s.d_upper, C);
         fill(s.sum_k, C * C, 0.0f);
         fill(s.weight, C * C, 0.0f);
         for (std::size_t i = 0; i < rows; ++i) s.d_beta[i] = 0.0f;

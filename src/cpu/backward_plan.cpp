@@ -26,7 +26,7 @@ public:
         split_ = TimeSplit(kernels_, p, shape_, p.heads_k, segments, true, workspace_);
         tokens_ = segments == 1 ? p.tokens : most_tokens(p.tokens, segments);
         scratch_bytes_ = std::max(kernels_.backward_scratch(shape_, tokens_), split_.scratch_bytes());
-        scratch_bytes_ = (scratch_bytes_ + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+        scratch_bytes_ = aligned_size(scratch_bytes_);
         scratch_ =
             workspace_.book<std::byte>("states, deltas and gradients of " + std::to_string(threads_) + " threads",
                                        scratch_bytes_ * std::size_t(threads_));

@@ -29,7 +29,7 @@ struct Taker {
     template <class T>
     void take(T*& pointer, std::size_t count) {
         pointer = base ? reinterpret_cast<T*>(base + used) : nullptr;
-        used += (count * sizeof(T) + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+        used += aligned_size(count * sizeof(T));
     }
     std::size_t bytes() const { return used; }
 };

@@ -34,12 +34,12 @@ public:
         shape_.dim_v = p.dim_v;
         shape_.group = p.heads_v / p.heads_k;
         shape_.bf16_dot = kernels_.bf16_dot && p.io == DType::bf16;
-        strips_ = strips(p.dim_v);
+        strips_ = kernels_.strips(p.dim_v);
         const std::int32_t segments = choose_tasks(p, request.options);
         split_ = TimeSplit(kernels_, p, shape_, blocks_, segments, false, workspace_);
         scratch_bytes_ =
             std::max({kernels_.forward_scratch(shape_), kernels_.recurrent_scratch(shape_), split_.scratch_bytes()});
-        scratch_bytes_ = (scratch_bytes_ + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+        scratch_bytes_ = aligned_size(scratch_bytes_);
         scratch_ = workspace_.book<std::byte>("scratch of " + std::to_string(threads_) + " threads",
                                               scratch_bytes_ * std::size_t(threads_));
         rows_ = workspace_.book<std::int64_t>("first checkpoint row of each sequence",
@@ -101,11 +101,6 @@ public:
     }
 
 private:
-    std::int32_t strips(std::int32_t columns) const {
-        const auto width = static_cast<std::int32_t>(kernels_.strip_columns);
-        return (columns + width - 1) / width;
-    }
-
     // How (sequence, key head, slice of values, time segment) become tasks; returns the number of segments. A task owns
     // as many key heads as keep its states in the second-level cache; fewer when that leaves threads idle, then slices
     // of the values or, for long sequences, segments of time. Only segments change the bits.

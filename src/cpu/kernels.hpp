@@ -74,6 +74,10 @@ struct Kernels {
     const char* name;           // "AVX2", ...
     bool bf16_dot;              // has bf16 dot products
     std::size_t strip_columns;  // value columns a kernel works on at a time
+    std::int32_t strips(std::int32_t columns) const {
+        const auto width = static_cast<std::int32_t>(strip_columns);
+        return (columns + width - 1) / width;
+    }
 
     std::size_t (*forward_scratch)(const Shape&);  // bytes a thread needs
     void (*forward)(const ForwardTask&, std::byte* scratch);

@@ -23,7 +23,7 @@ TimeSplit::TimeSplit(const Kernels& kernels, const Problem& p, const Shape& shap
                      std::int32_t segments, bool backward, WorkspaceLayout& workspace)
     : kernels_(&kernels), shape_(shape), blocks_(blocks), segments_(segments) {
     if (segments_ <= 1) return;
-    shape_.slice_strips = std::max(strips(p.dim_k), strips(p.dim_v));
+    shape_.slice_strips = std::max(kernels_->strips(p.dim_k), kernels_->strips(p.dim_v));
     scratch_bytes_ = std::max(kernels_->forward_scratch(shape_), std::size_t(p.dim_k) * p.dim_v * sizeof(float));
     const auto K = std::size_t(p.dim_k), V = std::size_t(p.dim_v), H = std::size_t(p.heads_v);
     const std::size_t cuts = std::size_t(p.sequences > 0 ? p.sequences : p.batch) * std::size_t(segments_ - 1);
@@ -31,11 +31,6 @@ TimeSplit::TimeSplit(const Kernels& kernels, const Problem& p, const Shape& shap
     transition_ = workspace.book<float>("transitions [N,segments-1,Hv,K,K]", cuts * H * K * K);
     carry_ = workspace.book<float>("segment start states [N,segments-1,Hv,K,V]", cuts * H * K * V);
     if (backward) adjoint_ = workspace.book<float>("segment end adjoints [N,segments-1,Hv,K,V]", cuts * H * K * V);
-}
-
-std::int32_t TimeSplit::strips(std::int32_t columns) const {
-    const auto width = static_cast<std::int32_t>(kernels_->strip_columns);
-    return (columns + width - 1) / width;
 }
 
 Segment TimeSplit::segment(const Inputs& in, std::int64_t n, std::int64_t index) const {
@@ -64,7 +59,7 @@ void TimeSplit::carry(const ForwardCall& call, std::byte* workspace, std::int32_
         task.first_token = s.first;
         task.key_begin = std::int32_t(block) * shape_.key_heads;
         task.key_end = std::min(p.heads_k, task.key_begin + shape_.key_heads);
-        task.strip_end = strips(transition ? p.dim_k : p.dim_v);
+        task.strip_end = kernels_->strips(transition ? p.dim_k : p.dim_v);
         task.transition = transition;
         task.write_output = false;
         task.last = false;

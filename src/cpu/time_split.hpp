@@ -68,7 +68,6 @@ private:
     static std::int64_t transition_floats(const Inputs& in) {
         return std::int64_t(in.problem.heads_v) * in.problem.dim_k * in.problem.dim_k;
     }
-    std::int32_t strips(std::int32_t columns) const;
     void join(const ForwardCall& call, std::byte* workspace, std::int64_t n, std::int64_t head, float* initial,
               std::int64_t least) const;
 
