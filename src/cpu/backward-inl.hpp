@@ -27,6 +27,7 @@
 #include <cmath>
 
 #include "base/workspace.hpp"
+#include "cpu/backward_products-inl.hpp"
 #include "cpu/chunk-inl.hpp"
 #include "cpu/gates-inl.hpp"
 #include "cpu/kernels.hpp"
@@ -38,146 +39,78 @@ FQLA_BEGIN_TARGET
 namespace flashqla::cpu {
 namespace HWY_NAMESPACE {
 
-// Tokens of a backward chunk: each chunk keeps a state in memory, so it is longer than the forward one.
-inline constexpr std::size_t kBackwardChunk = 32;
-
-// C[m,n] = (add ? C : 0) + sum_r A(i,r) B[r,n] in memory. A is blocked with rows = tokens (tile-inl.hpp).
-template <bool kAdd>
-HWY_NOINLINE void product_over_k(std::size_t m, std::size_t n, std::size_t blocks, const float* a, const float* b,
-                                 std::size_t ldb, float* c, std::size_t ldc) {
-    using Dot = FloatDot;
-    const FloatTag d;
-    const std::size_t l = lanes();
-    for (std::size_t j = 0; j < n; j += 2 * l)
-        for (std::size_t i = 0; i < m; i += kTileRows) {
-            float* to = c + i * ldc + j;
-            FQLA_TILE_ZERO()
-            if constexpr (kAdd) {
-#define FQLA_ROW(r)                   \
-    x##r = hn::Load(d, to + r * ldc); \
-    y##r = hn::Load(d, to + r * ldc + l);
-                FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-            }
-            FQLA_TILE_OVER_K(blocks, a + i * kTileRows, kBackwardChunk, b + j, ldb, l)
-#define FQLA_ROW(r)                   \
-    hn::Store(x##r, d, to + r * ldc); \
-    hn::Store(y##r, d, to + r * ldc + l);
-            FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-        }
-}
-
-// C[m,n] = sum_{r < depth} A(i,r) B[r,n] for a row-major A.
-HWY_NOINLINE void product_of_rows(std::size_t m, std::size_t n, std::size_t depth, const float* a, std::size_t lda,
-                                  const float* b, std::size_t ldb, float* c, std::size_t ldc) {
-    using Dot = FloatDot;
-    const FloatTag d;
-    const std::size_t l = lanes(), kRowStep = lda;
-    for (std::size_t j = 0; j < n; j += 2 * l)
-        for (std::size_t i = 0; i < m; i += kTileRows) {
-            FQLA_TILE_ZERO()
-            for (std::size_t r = 0; r < depth; ++r) FQLA_TILE_STEP(a + i * lda + r, b + r * ldb + j, l)
-            float* to = c + i * ldc + j;
-#define FQLA_ROW(r)                   \
-    hn::Store(x##r, d, to + r * ldc); \
-    hn::Store(y##r, d, to + r * ldc + l);
-            FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-        }
-}
-
-// Which part of a triangular A(i,r) is not zero, by tiles of rows.
-enum class Part { all, until_row, from_row };
-
-// C[m,n] = factor F + sum_{r < depth} A(i,r) B[r,n]; A(i,r) at a + i + r * lda. F may be C.
-template <Part kPart>
-HWY_NOINLINE void product_over_tokens(std::size_t m, std::size_t n, std::size_t depth, const float* a, std::size_t lda,
-                                      const float* b, std::size_t ldb, float factor, const float* f, float* c,
-                                      std::size_t ldc) {
-    using Dot = FloatDot;
-    const FloatTag d;
-    const std::size_t l = lanes();
-    constexpr std::size_t kRowStep = 1;
-    for (std::size_t j = 0; j < n; j += 2 * l)
-        for (std::size_t i = 0; i < m; i += kTileRows) {
-            const std::size_t begin = kPart == Part::from_row ? i : 0;
-            const std::size_t end = kPart == Part::until_row ? std::min(depth, i + kTileRows) : depth;
-            const float* from = f + i * ldc + j;
-            float* to = c + i * ldc + j;
-            const auto scale = hn::Set(d, factor);
-#define FQLA_ROW(r)                                          \
-    auto x##r = hn::Mul(scale, hn::Load(d, from + r * ldc)); \
-    auto y##r = hn::Mul(scale, hn::Load(d, from + r * ldc + l));
-            FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-            for (std::size_t r = begin; r < end; ++r) FQLA_TILE_STEP(a + i + r * lda, b + r * ldb + j, l)
-#define FQLA_ROW(r)                   \
-    hn::Store(x##r, d, to + r * ldc); \
-    hn::Store(y##r, d, to + r * ldc + l);
-            FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-        }
-}
-
-// to[V,K] = factor from[V,K] + X^T Y for blocked X [C,V] and row-major Y [C,K].
-HWY_INLINE void update_state(std::size_t vc, std::size_t kc, std::size_t tokens, const float* x_blocked, const float* y,
-                             float factor, const float* from, float* to) {
-    for (std::size_t v = 0; v < vc; v += kTileRows)
-        product_over_tokens<Part::all>(kTileRows, kc, tokens, x_blocked + v / kTileRows * (kBackwardChunk * kTileRows),
-                                       kTileRows, y, kc, factor, from + v * kc, to + v * kc, kc);
-}
-
+// Scratch of a backward task. Matrices [C, C] are stored at [j, i], i the later token, with zeros where i < j.
+template <class Operand>
 struct BackwardScratch {
-    static constexpr std::size_t C = kBackwardChunk;
+    using Element = typename Operand::Element;
+    static constexpr std::size_t C = kBackwardChunk, kDepth = Operand::kDepth;
 
     ChunkGates gates;
-    float *k, *q;                   // [tokens, K] normalised, q with scale: read once, used by every head and pass
-    float* turned;                  // [chunks, K, C] the keys again
-    float *k_blocked, *q_turned;    // [C, K] and [K, C] of one chunk, for its Gram matrices
-    float* grams;                   // [chunks, 2, C, C] k_j . k_i and k_j . q_i at [j, i]
-    float* lower;                   // [C, C] L at [j, i]
-    float* upper_rows;              // [C, C] P at [i, j]
-    float* decay_ij;                // [C, C] Gamma at [i, j]
-    float *d_lower, *d_upper;       // [C, C] W' X^T and dO X^T at [i, j]
-    float* sum_k;                   // [C, C] Z + Z^T
-    float *weight, *weight_turned;  // [C, C] Gamma P' at [i, j] and at [j, i]
-    float *d_o, *d_x, *d_u, *x;     // [C, V] row-major
-    float *d_o_blocked, *d_x_blocked, *d_u_blocked, *x_blocked;  // [C, V]
-    float* x_turned;                                             // [V, C]
-    float* through_state;                                        // [C, K] e (dO S^T), then U' S^T, then r X D^T
-    double* d_gamma;                // [C] NOTE: double, so that what enters at one token and leaves at another
-                                    // cancels in the running sum
-    float* d_beta;                  // [C]
-    float* read_turned;             // [V, C] K S or K D, transposed
-    float* d_state;                 // [V, K]
-    float* tile;                    // [K, strip]
-    float* turn;                    // [strip, K]
-    float* states;                  // [chunks + 1, V, K] state entering each chunk
+    // The key head's, read once and used by every value head and both passes.
+    float *k, *q;         // [tokens, K] normalised, q with scale
+    Element* turned;      // [chunks, K/depth, C] keys, operand of reductions over K
+    Element* k_by_token;  // [tokens/depth, K] keys, operand of reductions over tokens; k itself for floats
+    float* grams;         // [chunks, 2, C, C] k_j . k_i and k_j . q_i
+    float *d_q, *d_k;     // [tokens, K] sums over the group
+    // One value head's, from the first pass to the second.
+    float* states;                  // [chunks, V, K] state entering each chunk
     float* values;                  // [tokens, V]
     float *deltas, *decayed_reads;  // [tokens, V] X and e U. NOTE: e U is kept, not V - e U: under strong decay
                                     // the difference could not be undone
-    float *d_q, *d_k;               // [tokens, K] sums over the group
+    // The recurrence at hand: the state in the first pass, its adjoint D in the second.
+    float* sum;                  // [V, K] D
+    Element *by_key, *by_value;  // of the state or D
+    Element* d_u_residual;
+    Element* state_by_value;  // of the chunk's entering state, in the second pass
+    // One chunk's.
+    Blocked<Operand> k_blocked, x, d_o, d_x, d_u;
+    Blocked<FloatDot> k_floats;    // for the Gram matrices, with its turned rows
+    float *k_turned, *q_turned;    // [K, C]
+    Element* q_by_token;           // [C/depth, K] e q
+    Element* both_turned;          // [V/depth, 2C] W' | dO
+    float *lower, *upper, *gamma;  // [C, C] L, P, Gamma
+    float *d_lower, *d_upper;      // [C, C] <X_j, W'_i>, <X_j, dO_i>
+    float *weight, *z, *gain;      // [C, C] Gamma P', Z, and what both give to gamma
+    float *d_o_rows, *w;           // [C, V]
+    float* read_turned;            // [V, C] K S or K D, transposed
+    float *u_factor, *q_factor;    // [C] -beta e and e, divided like D
+    double* d_gamma;               // [C] NOTE: double, so that what enters at one token and leaves at another
+                                   // cancels in the running sum
+    float* d_beta;                 // [C]
+    float* row;                    // [K]
+    float* tile;                   // [K, strip]
+    float* turn;                   // [strip, K]
 
     template <class Booker>
     void book(Booker& b, std::size_t kc, std::size_t vc, std::size_t tokens) {
         const std::size_t chunks = (tokens + C - 1) / C, padded = chunks * C;
-        for (float** p : {&gates.high, &gates.low, &gates.decay, &gates.rest, &gates.beta, &d_beta}) b.take(*p, C);
+        for (float** p :
+             {&gates.high, &gates.low, &gates.decay, &gates.rest, &gates.beta, &d_beta, &u_factor, &q_factor})
+            b.take(*p, C);
         b.take(d_gamma, C);
-        for (float** p : {&k, &q, &turned}) b.take(*p, padded * kc);
-        for (float** p : {&k_blocked, &q_turned, &through_state}) b.take(*p, C * kc);
-        for (float** p : {&lower, &upper_rows, &decay_ij, &d_lower, &d_upper, &sum_k, &weight, &weight_turned})
-            b.take(*p, C * C);
-        for (float** p : {&d_o, &d_x, &d_u, &x, &d_o_blocked, &d_x_blocked, &d_u_blocked, &x_blocked, &x_turned})
-            b.take(*p, C * vc);
+        for (float** p : {&k, &q, &d_q, &d_k}) b.take(*p, padded * kc);
+        b.take(turned, padded * kc / kDepth);
         b.take(grams, chunks * 2 * C * C);
-        b.take(read_turned, vc * C);
-        b.take(d_state, kc * vc);
-        b.take(tile, kc * strip_columns());
-        b.take(turn, strip_columns() * (kc + kTileRows));
-        b.take(states, (chunks + 1) * kc * vc);
+        b.take(states, chunks * kc * vc);
         for (float** p : {&values, &deltas, &decayed_reads}) b.take(*p, padded * vc);
-        b.take(d_q, padded * kc), b.take(d_k, padded * kc);
+        b.take(sum, kc * vc);
+        if constexpr (kDepth == 1) {
+            k_by_token = k;
+            by_key = by_value = sum;
+        } else {
+            b.take(k_by_token, padded * kc / kDepth);
+            for (Element** p : {&by_key, &by_value, &state_by_value}) b.take(*p, kc * vc / kDepth);
+        }
+        if constexpr (kDepth == 2) k_blocked.book(b, kc), b.take(d_u_residual, C * vc / kDepth);
+        x.book(b, vc), d_o.book(b, vc), d_x.book(b, vc), d_u.book(b, vc);
+        k_floats.book(b, kc);
+        for (float** p : {&k_turned, &q_turned}) b.take(*p, C * kc);
+        b.take(q_by_token, C * kc / kDepth);
+        b.take(both_turned, 2 * C * vc / kDepth);
+        for (float** p : {&lower, &upper, &gamma, &d_lower, &d_upper, &weight, &z, &gain}) b.take(*p, C * C);
+        for (float** p : {&d_o_rows, &w, &read_turned}) b.take(*p, C * vc);
+        b.take(row, kc), b.take(tile, kc * strip_columns());
+        b.take(turn, strip_columns() * (kc + kTileRows));
     }
 };
 
@@ -186,20 +119,26 @@ HWY_INLINE std::size_t whole_strips(std::size_t n) {
     return (n + s - 1) / s * s;
 }
 
+template <class Operand>
 struct BackwardRun {
-    static constexpr std::size_t C = kBackwardChunk;
+    static constexpr std::size_t C = kBackwardChunk, kDepth = Operand::kDepth;
+    using Element = typename Operand::Element;
+
     const BackwardTask& task;
     const BackwardCall& call;
     std::size_t dim_k, dim_v, kc, vc;  // sizes, and padded to whole strips
-    BackwardScratch s;
+    BackwardScratch<Operand> s;
+    StateForms<Operand> adjoint;  // D / adjoint_scale
+    float adjoint_scale = 1.0f;
     // The chunk at hand.
     std::int64_t first = 0;
     std::size_t n = 0, rows = 0;  // tokens, and padded to whole tiles
     std::int32_t head = 0;
-    float *gram_k = nullptr, *gram_q = nullptr;  // [C, C]
-    float *k = nullptr, *q = nullptr;            // [C, K]
-    float* turned = nullptr;                     // [K, C]
-    float* values = nullptr;                     // [C, V]
+    StateForms<Operand> state;                                             // entering
+    float *gram_k = nullptr, *gram_q = nullptr;                            // [C, C]
+    float *k = nullptr, *q = nullptr, *d_k = nullptr, *d_q = nullptr;      // [C, K]
+    Element *turned = nullptr, *k_by_token = nullptr;                      // [K/depth, C], [C/depth, K]
+    float *values = nullptr, *deltas = nullptr, *decayed_reads = nullptr;  // [C, V]
 
     BackwardRun(const BackwardTask& t, std::byte* scratch)
         : task(t),
@@ -210,17 +149,13 @@ struct BackwardRun {
           vc(whole_strips(dim_v)) {
         Taker taker{scratch};
         s.book(taker, kc, vc, static_cast<std::size_t>(t.scratch_tokens));
+        adjoint = {s.sum, s.by_key, s.by_value};
+        // NOTE: pairs keep D divided by scale, so that q without scale is their operand: exact where nothing decays.
+        adjoint_scale = kDepth == 2 ? call.problem.scale : 1.0f;
     }
 
     std::int64_t at(const TokenRef& x, std::size_t i, std::int32_t h) const {
         return x.offset(task.span.batch, task.span.begin + first + std::int64_t(i), h);
-    }
-
-    // Row-major [C, n] to blocked.
-    static HWY_INLINE void block(const float* from, std::size_t columns, std::size_t tokens, float* to) {
-        for (std::size_t k = 0; k < columns; k += kTileRows)
-            for (std::size_t t = 0; t < tokens; ++t)
-                std::memcpy(to + k * C + t * kTileRows, from + t * columns + k, kTileRows * sizeof(float));
     }
 
     static HWY_INLINE float dot(const float* a, const float* b, std::size_t count) {
@@ -230,19 +165,13 @@ struct BackwardRun {
         return hn::GetLane(hn::SumOfLanes(d, sum));
     }
 
-    // <a, b - c>
-    static HWY_INLINE float dot_difference(const float* a, const float* b, const float* c, std::size_t count) {
-        const FloatTag d;
-        auto sum = hn::Zero(d);
-        for (std::size_t i = 0; i < count; i += lanes())
-            sum = hn::MulAdd(hn::Load(d, a + i), hn::Sub(hn::Load(d, b + i), hn::Load(d, c + i)), sum);
-        return hn::GetLane(hn::SumOfLanes(d, sum));
-    }
-
-    static HWY_INLINE void scaled(const float* from, float factor, std::size_t count, float* to) {
-        const FloatTag d;
-        const auto f = hn::Set(d, factor);
-        for (std::size_t i = 0; i < count; i += lanes()) hn::Store(hn::Mul(f, hn::Load(d, from + i)), d, to + i);
+    // The state that enters a chunk.
+    HWY_INLINE StateForms<Operand> entering(std::size_t chunk) const {
+        float* sum = s.states + chunk * (kc * vc);
+        if constexpr (kDepth == 1)
+            return {sum, sum, sum};
+        else
+            return {sum, s.by_key, nullptr};  // by value only in the second pass
     }
 
     // Rows of a token tensor, zeros past the chunk and past `columns`; zeros throughout when it is not given.
@@ -268,10 +197,12 @@ struct BackwardRun {
         n = static_cast<std::size_t>(std::min<std::int64_t>(std::int64_t(C), task.span.length - begin));
         rows = (n + kTileRows - 1) / kTileRows * kTileRows;
         const auto token = static_cast<std::size_t>(begin), chunk = token / C;
-        k = s.k + token * kc;
-        q = s.q + token * kc;
-        turned = s.turned + chunk * kc * C;
-        values = s.values + token * vc;
+        state = entering(chunk);
+        k = s.k + token * kc, q = s.q + token * kc;
+        d_k = s.d_k + token * kc, d_q = s.d_q + token * kc;
+        turned = s.turned + token * kc / kDepth;
+        k_by_token = s.k_by_token + token * kc / kDepth;
+        values = s.values + token * vc, deltas = s.deltas + token * vc, decayed_reads = s.decayed_reads + token * vc;
         gram_k = s.grams + chunk * (2 * C * C);
         gram_q = gram_k + C * C;
         s.gates.fill(call, task.span, first, n, rows, head);
@@ -283,16 +214,28 @@ struct BackwardRun {
         load_rows(call.q, task.key_head, dim_k, kc, q);
         normalise(k, 1.0f);
         normalise(q, call.problem.scale);
-        block(k, kc, rows, s.k_blocked);
-        transpose(k, kc, rows, kc, turned, C);
+        s.k_floats.fill_by_channel(k, nullptr, kc, rows);
+        s.k_floats.turn(kc, rows, s.k_turned, C);
         transpose(q, kc, rows, kc, s.q_turned, C);
-        const auto to_queries = static_cast<std::size_t>(s.q_turned - turned);  // q_turned is booked later
+        gram_matrices();
+        if constexpr (kDepth == 2) {
+            s.k_blocked.fill_by_channel(k, nullptr, kc, rows);
+            rows_by_token<Operand>(k, nullptr, kc, rows, k_by_token);
+        } else {
+            s.k_blocked = s.k_floats;
+        }
+        s.k_blocked.turn(kc, rows, turned, C);
+    }
+
+    HWY_NOINLINE void gram_matrices() const {
         using Dot = FloatDot;
         const FloatTag d;
+        const auto to_queries = static_cast<std::size_t>(s.q_turned - s.k_turned);  // q_turned is booked later
         for (std::size_t j = 0; j < rows; j += kTileRows)
             for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
                 FQLA_TILE_ZERO()
-                FQLA_TILE_OVER_K(kc / kTileRows, s.k_blocked + j * kTileRows, C, turned + i, C, to_queries)
+                FQLA_TILE_OVER_K(kc / kTileRows, s.k_floats.by_channel + j * kTileRows, C, s.k_turned + i, C,
+                                 to_queries)
 #define FQLA_ROW(r)                                \
     hn::StoreU(x##r, d, gram_k + (j + r) * C + i); \
     hn::StoreU(y##r, d, gram_q + (j + r) * C + i);
@@ -301,16 +244,21 @@ struct BackwardRun {
             }
     }
 
-    // lower[j,i] = L_ij for i > j, else 0.
-    HWY_INLINE void fill_lower() {
+    // L, and for the second pass Gamma and P.
+    HWY_INLINE void fill_matrices(bool second_pass) {
         const FloatTag d;
         for (std::size_t j = 0; j < rows; ++j) {
-            for (std::size_t i = 0; i < j / lanes() * lanes(); ++i) s.lower[j * C + i] = 0.0f;
+            for (std::size_t i = 0; i < j / lanes() * lanes(); ++i) s.lower[j * C + i] = s.upper[j * C + i] = 0.0f;
             for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
+                const std::size_t ji = j * C + i;
                 const auto below = hn::Gt(hn::Iota(d, static_cast<float>(i)), hn::Set(d, static_cast<float>(j)));
-                const auto x = hn::Mul(hn::Mul(s.gates.between(i, j), hn::Load(d, s.gates.beta + i)),
-                                       hn::Load(d, gram_k + j * C + i));
-                hn::Store(hn::IfThenElseZero(below, x), d, s.lower + j * C + i);
+                const auto gamma = s.gates.between(i, j);
+                const auto l = hn::Mul(hn::Mul(gamma, hn::Load(d, s.gates.beta + i)), hn::Load(d, gram_k + ji));
+                hn::Store(hn::IfThenElseZero(below, l), d, s.lower + ji);
+                if (!second_pass) continue;
+                hn::Store(gamma, d, s.gamma + ji);
+                const auto inside = hn::Ge(hn::Iota(d, static_cast<float>(i)), hn::Set(d, static_cast<float>(j)));
+                hn::Store(hn::IfThenElseZero(inside, hn::Mul(gamma, hn::Load(d, gram_q + ji))), d, s.upper + ji);
             }
         }
     }
@@ -362,193 +310,265 @@ struct BackwardRun {
         return {const_cast<float*>(data), DType::f32, 1, 0, std::int64_t(dim_k * dim_v), std::int64_t(dim_v), 1, 0};
     }
 
-    // A [K,V] state as [V,K]; zeros when it is not given.
-    HWY_INLINE void load_turned(const StateRef& from, std::int64_t row, float* to) const {
+    // A [K,V] state times `factor` in all forms; zeros when it is not given.
+    HWY_INLINE void load_turned(const StateRef& from, std::int64_t row, float factor,
+                                const StateForms<Operand>& to) const {
         const std::size_t strip = strip_columns();
         for (std::size_t v0 = 0; v0 < vc; v0 += strip) {
             if (!from || v0 >= dim_v) {
-                fill(to + v0 * kc, strip * kc, 0.0f);
+                fill(to.sum + v0 * kc, strip * kc, 0.0f);
                 continue;
             }
             load_tile(from, row, head, v0, std::min(strip, dim_v - v0), {s.tile, strip, dim_k, kc}, s.turn);
-            transpose(s.tile, strip, kc, strip, to + v0 * kc, kc);
+            transpose(s.tile, strip, kc, strip, to.sum + v0 * kc, kc);
         }
+        if (factor != 1.0f) scale_row(to.sum, vc * kc, factor);
+        to.refresh(vc, kc);
     }
 
-    HWY_INLINE void store_turned(const float* from, const StateRef& to, std::int64_t row) const {
+    HWY_INLINE void store_adjoint(const StateRef& to, std::int64_t row) const {
         const std::size_t strip = strip_columns();
+        if (adjoint_scale != 1.0f) scale_row(s.sum, vc * kc, adjoint_scale);
         for (std::size_t v0 = 0; v0 < dim_v; v0 += strip) {
-            transpose(from + v0 * kc, kc, strip, kc, s.tile, strip);
+            transpose(s.sum + v0 * kc, kc, strip, kc, s.tile, strip);
             store_tile({s.tile, strip, dim_k, kc}, v0, std::min(strip, dim_v - v0), to, row, head, s.turn);
         }
     }
 
     // Pass one over one value head.
     HWY_INLINE void recompute(bool first_of_group) {
-        const FloatTag d;
         if (task.first)
-            load_turned(call.initial_state, task.sequence, s.states);
+            load_turned(call.initial_state, task.sequence, 1.0f, entering(0));
         else
-            load_turned(carry_ref(task.carry_in), 0, s.states);
+            load_turned(carry_ref(task.carry_in), 0, 1.0f, entering(0));
         for (std::int64_t t = 0; t < task.span.length; t += std::int64_t(C)) {
             enter_chunk(t);
             if (first_of_group) load_keys();
-            fill_lower();
-            const float* state = s.states + std::size_t(t) / C * kc * vc;
-            float* x = s.deltas + std::size_t(t) * vc;
-            float* read = s.decayed_reads + std::size_t(t) * vc;
+            fill_matrices(false);
             load_rows(call.v, head, dim_v, vc, values);
-            product_of_rows(vc, rows, kc, state, kc, turned, C, s.read_turned, C);  // (K S)^T
-            transpose(s.read_turned, C, vc, rows, x, vc);
+            read_state<Operand>(vc, kc, rows, state.by_key, turned, s.read_turned);
+            transpose(s.read_turned, C, vc, rows, deltas, vc);
+            const FloatTag d;
             for (std::size_t i = 0; i < rows; ++i) {
                 const auto e = hn::Set(d, s.gates.decay[i]), beta = hn::Set(d, s.gates.beta[i]);
-                for (std::size_t v = 0; v < vc; v += lanes()) {
-                    const auto eu = hn::Mul(e, hn::Load(d, x + i * vc + v));
-                    hn::Store(eu, d, read + i * vc + v);
-                    hn::Store(hn::Mul(beta, hn::Sub(hn::Load(d, values + i * vc + v), eu)), d, x + i * vc + v);
+                for (std::size_t v = i * vc; v < (i + 1) * vc; v += lanes()) {
+                    const auto eu = hn::Mul(e, hn::Load(d, deltas + v));
+                    hn::Store(eu, d, decayed_reads + v);
+                    hn::Store(hn::Mul(beta, hn::Sub(hn::Load(d, values + v), eu)), d, deltas + v);
                 }
             }
-            substitute(x);
-            for (std::size_t i = 0; i < rows; ++i) scaled(x + i * vc, s.gates.rest[i], vc, s.x + i * vc);
-            block(s.x, vc, rows, s.x_blocked);
-            update_state(vc, kc, rows, s.x_blocked, k, s.gates.total, state, const_cast<float*>(state) + kc * vc);
+            substitute(deltas);
+            if (t + std::int64_t(C) >= task.span.length) break;  // nobody asks for the final state
+            s.x.fill_by_token(deltas, s.gates.rest, vc, rows);
+            const Term<Operand> term{s.x.by_token, k_by_token};
+            update_state(vc, kc, rows, s.gates.total, state, &term, 1, entering(std::size_t(t) / C + 1));
         }
-    }
-
-    // Small matrices of pass two.
-    HWY_INLINE void fill_matrices() {
-        fill_lower();
-        const FloatTag d;
-        for (std::size_t j = 0; j < rows; ++j) {
-            for (std::size_t i = 0; i < j / lanes() * lanes(); ++i) s.weight_turned[j * C + i] = s.sum_k[j * C + i] = 0;
-            for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
-                const auto gamma = s.gates.between(i, j);
-                hn::Store(gamma, d, s.sum_k + j * C + i);
-                hn::Store(hn::Mul(gamma, hn::Load(d, gram_q + j * C + i)), d, s.weight_turned + j * C + i);
-            }
-        }
-        transpose(s.weight_turned, C, C, C, s.upper_rows, C);
-        transpose(s.sum_k, C, C, C, s.decay_ij, C);
     }
 
     // One chunk of pass two.
     HWY_INLINE void chunk_back(std::int64_t t) {
         enter_chunk(t);
-        fill_matrices();
+        fill_matrices(true);
         const ChunkGates& g = s.gates;
-        const float* x = s.deltas + std::size_t(t) * vc;
-        const float* read = s.decayed_reads + std::size_t(t) * vc;
-        const float* state = s.states + std::size_t(t) / C * kc * vc;  // [V, K]
-        load_rows(call.d_o, head, dim_v, vc, s.d_o);
+        load_rows(call.d_o, head, dim_v, vc, s.d_o_rows);
 
         // X' = r (K D) + P^T dO; <r X, K D> is where the decay to the chunk's end enters gamma. The last token's own
         // would be subtracted from itself.
-        product_of_rows(vc, rows, kc, s.d_state, kc, turned, C, s.read_turned, C);  // (K D)^T
-        transpose(s.read_turned, C, vc, rows, s.d_x, vc);
+        read_state<Operand>(vc, kc, rows, adjoint.by_key, turned, s.read_turned);
+        transpose(s.read_turned, C, vc, rows, s.w, vc);
         double to_end = 0.0;
         for (std::size_t i = 0; i < rows; ++i) {
-            scale_row(s.d_x + i * vc, vc, g.rest[i]);
-            const float part = i + 1 < n ? dot(x + i * vc, s.d_x + i * vc, vc) : 0.0f;
+            scale_row(s.w + i * vc, vc, adjoint_scale * g.rest[i]);
+            const float part = i + 1 < n ? dot(deltas + i * vc, s.w + i * vc, vc) : 0.0f;
             s.d_gamma[i] = -part;
             to_end += part;
         }
-        product_over_tokens<Part::from_row>(rows, vc, rows, s.upper_rows, C, s.d_o, vc, 1.0f, s.d_x, s.d_x, vc);
-        substitute_back(s.d_x);
+        add_outputs_back();
+        substitute_back(s.w);
 
-        block(s.d_o, vc, rows, s.d_o_blocked);
-        if (!task.adjoint_out) {
-            block(s.d_x, vc, rows, s.d_x_blocked);
-            transpose(x, vc, rows, vc, s.x_turned, C);
-            small_products();
-        }
+        s.d_o.fill(s.d_o_rows, nullptr, vc, rows);
         for (std::size_t i = 0; i < rows; ++i) {
-            const float* w = s.d_x + i * vc;
-            scaled(w, -g.beta[i] * g.decay[i], vc, s.d_u + i * vc);
-            if (task.adjoint_out) continue;
-            const float with_read = dot(w, read + i * vc, vc);
-            s.d_beta[i] += dot_difference(w, values + i * vc, read + i * vc, vc);  // <W', R>
-            s.d_gamma[i] -= double(g.beta[i]) * with_read;                         // <U', U>
-            if (call.d_v && i < n) {
-                scaled(w, g.beta[i], vc, values + i * vc);
-                store_row(values + i * vc, dim_v, call.d_v.data, call.d_v.dtype, at(call.d_v, i, head));
-            }
+            s.u_factor[i] = -g.beta[i] * g.decay[i] / adjoint_scale;
+            s.q_factor[i] = g.decay[i] / adjoint_scale;
         }
-        block(s.d_u, vc, rows, s.d_u_blocked);
-
-        if (!task.adjoint_out) token_gradients(t, x, state, to_end);
+        s.d_u.fill(s.w, s.u_factor, vc, rows);
+        if (!task.adjoint_out) {
+            if constexpr (kDepth == 2) state.by_value = s.state_by_value;
+            const double along_states = adjoint_scale * dot_states<Operand>(vc, kc, adjoint.sum, state);
+            small_products();
+            value_gradients();
+            query_gradients();
+            key_gradients();
+            // The chunk's whole decay: <D, S> and the ends of all r.
+            s.d_gamma[n - 1] += to_end + g.total * along_states;
+            for (std::size_t i = n; i < rows; ++i) s.d_gamma[n - 1] += s.d_gamma[i];
+            store_gates();
+        }
 
         // D <- exp(gamma_C) D + K^T U' + Q^T (e dO)
-        update_state(vc, kc, rows, s.d_u_blocked, k, g.total, s.d_state, s.d_state);
-        for (std::size_t i = 0; i < rows; ++i) scaled(q + i * kc, g.decay[i], kc, s.through_state + i * kc);
-        update_state(vc, kc, rows, s.d_o_blocked, s.through_state, 1.0f, s.d_state, s.d_state);
-    }
-
-    // Gradients of the chunk's queries, keys and gates.
-    HWY_INLINE void token_gradients(std::int64_t t, const float* x, const float* state, double to_end) {
-        const ChunkGates& g = s.gates;
-        // Queries: e (dO S^T) + (Gamma P') K.
-        float* d_q = s.d_q + std::size_t(t) * kc;
-        float* d_k = s.d_k + std::size_t(t) * kc;
-        product_over_k<false>(rows, kc, vc / kTileRows, s.d_o_blocked, state, kc, s.through_state, kc);
-        for (std::size_t i = 0; i < rows; ++i) {
-            scale_row(s.through_state + i * kc, kc, g.decay[i]);
-            s.d_gamma[i] += dot(q + i * kc, s.through_state + i * kc, kc);
-            accumulate(s.through_state + i * kc, kc, d_q + i * kc);
+        rows_by_token<Operand>(q, s.q_factor, kc, rows, s.q_by_token);
+        Term<Operand> terms[3] = {{s.d_u.by_token, k_by_token}, {s.d_o.by_token, s.q_by_token}};
+        if constexpr (kDepth == 2) {
+            s.d_u.fill_residual(s.w, s.u_factor, vc, rows, s.d_u_residual);
+            terms[2] = {s.d_u_residual, k_by_token};
         }
-        product_over_tokens<Part::until_row>(rows, kc, rows, s.weight_turned, C, k, kc, 1.0f, d_q, d_q, kc);
-
-        // Keys: U' S^T + (r X) D^T + (Gamma P')^T Q + (Z + Z^T) K.
-        for (std::size_t i = 0; i < rows; ++i) scaled(x + i * vc, g.rest[i], vc, s.x + i * vc);
-        block(s.x, vc, rows, s.x_blocked);
-        product_over_k<true>(rows, kc, vc / kTileRows, s.d_u_blocked, state, kc, d_k, kc);
-        product_over_k<true>(rows, kc, vc / kTileRows, s.x_blocked, s.d_state, kc, d_k, kc);
-        product_over_tokens<Part::from_row>(rows, kc, rows, s.weight, C, q, kc, 1.0f, d_k, d_k, kc);
-        product_over_tokens<Part::all>(rows, kc, rows, s.sum_k, C, k, kc, 1.0f, d_k, d_k, kc);
-
-        // The chunk's whole decay: <D, S> and the ends of all r.
-        s.d_gamma[n - 1] += to_end + g.total * dot_states(state);
-        for (std::size_t i = n; i < rows; ++i) s.d_gamma[n - 1] += s.d_gamma[i];
-        store_gates();
+        update_state(vc, kc, rows, g.total, adjoint, terms, 1 + kDepth, adjoint);
     }
 
-    static HWY_INLINE void accumulate(const float* from, std::size_t count, float* to) {
+    // W' += P^T dO, before the substitution.
+    HWY_NOINLINE void add_outputs_back() const {
+        using Dot = FloatDot;
         const FloatTag d;
-        for (std::size_t i = 0; i < count; i += lanes())
-            hn::Store(hn::Add(hn::Load(d, from + i), hn::Load(d, to + i)), d, to + i);
+        for (std::size_t v = 0; v < vc; v += 2 * lanes())
+            for (std::size_t j = 0; j < rows; j += kTileRows) {
+                FQLA_TILE_ZERO()
+                FQLA_TILE_OVER_ROWS(j, rows, s.upper + j * C, C, s.d_o_rows + v, vc, lanes())
+                FQLA_TILE_ADD_TO(s.w + j * vc + v, vc)
+            }
     }
 
-    // <D, S>, row sums in double: it is the longest sum of the pass.
-    HWY_INLINE double dot_states(const float* state_turned) const {
-        double sum = 0.0;
-        for (std::size_t v = 0; v < vc; ++v) sum += dot(state_turned + v * kc, s.d_state + v * kc, kc);
-        return sum;
-    }
-
-    // P', Z, their products with Gamma, and what they give to beta and gamma.
+    // <X_j, W'_i> and <X_j, dO_i>, from them Gamma P' and Z, and what they give to beta and gamma.
     HWY_INLINE void small_products() {
-        product_over_k<false>(rows, C, vc / kTileRows, s.d_x_blocked, s.x_turned, C, s.d_lower, C);
-        product_over_k<false>(rows, C, vc / kTileRows, s.d_o_blocked, s.x_turned, C, s.d_upper, C);
-        fill(s.sum_k, C * C, 0.0f);
-        fill(s.weight, C * C, 0.0f);
-        for (std::size_t i = 0; i < rows; ++i) s.d_beta[i] = 0.0f;
-        for (std::size_t i = 0; i < n; ++i) {
-            const float beta = s.gates.beta[i];
-            for (std::size_t j = 0; j <= i; ++j) {
-                const float gamma = s.decay_ij[i * C + j];
-                const float p = gamma * s.d_upper[i * C + j];  // Gamma P'
-                s.weight[i * C + j] = p;
-                if (j == i) continue;
-                const float l = -gamma * s.d_lower[i * C + j];  // Gamma L'
-                const float kk = gram_k[j * C + i];
-                const float z = beta * l;
-                s.sum_k[i * C + j] = s.sum_k[j * C + i] = z;
-                s.d_beta[i] += l * kk;
-                const double gain = double(p) * gram_q[j * C + i] + double(z) * kk;
-                s.d_gamma[i] += gain;
-                s.d_gamma[j] -= gain;
+        s.x.fill_by_channel(deltas, nullptr, vc, rows);
+        s.d_x.fill_by_channel(s.w, nullptr, vc, rows);
+        s.d_x.turn(vc, rows, s.both_turned, 2 * C);
+        s.d_o.turn(vc, rows, s.both_turned + C, 2 * C);
+        products_of_deltas();
+        weigh_products();
+        sum_gains();
+    }
+
+    HWY_NOINLINE void products_of_deltas() const {
+        using Dot = Operand;
+        const FloatTag d;
+        for (std::size_t j = 0; j < rows; j += kTileRows)
+            for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
+                FQLA_TILE_ZERO()
+                FQLA_TILE_OVER_K(vc / kDepth / kTileRows, s.x.by_channel + j * kTileRows, C, s.both_turned + i, 2 * C,
+                                 C)
+#define FQLA_ROW(r)                                   \
+    hn::StoreU(x##r, d, s.d_lower + (j + r) * C + i); \
+    hn::StoreU(y##r, d, s.d_upper + (j + r) * C + i);
+                FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+            }
+    }
+
+    HWY_INLINE void weigh_products() const {
+        const FloatTag d;
+        fill(s.d_beta, C, 0.0f);
+        const auto end = hn::Set(d, static_cast<float>(n));
+        for (std::size_t j = 0; j < rows; ++j) {
+            const std::size_t begin = j / lanes() * lanes();
+            for (float* row : {s.weight, s.z, s.gain}) fill(row + j * C, begin, 0.0f);
+            const auto diagonal = hn::Set(d, static_cast<float>(j));
+            for (std::size_t i = begin; i < rows; i += lanes()) {
+                const std::size_t ji = j * C + i;
+                const auto index = hn::Iota(d, static_cast<float>(i));
+                const auto live = hn::Lt(index, end);
+                const auto below = hn::And(live, hn::Gt(index, diagonal));
+                const auto gamma = hn::Load(d, s.gamma + ji), kk = hn::Load(d, gram_k + ji);
+                const auto p = hn::IfThenElseZero(hn::And(live, hn::Ge(index, diagonal)),
+                                                  hn::Mul(gamma, hn::Load(d, s.d_upper + ji)));
+                const auto l = hn::IfThenElseZero(below, hn::Neg(hn::Mul(gamma, hn::Load(d, s.d_lower + ji))));
+                const auto z = hn::Mul(hn::Load(d, s.gates.beta + i), l);
+                hn::Store(p, d, s.weight + ji);
+                hn::Store(z, d, s.z + ji);
+                const auto gain = hn::MulAdd(p, hn::Load(d, gram_q + ji), hn::Mul(z, kk));
+                hn::Store(hn::IfThenElseZero(below, gain), d, s.gain + ji);
+                const auto to_beta = hn::IfThenElseZero(below, hn::Mul(l, kk));
+                hn::Store(hn::Add(hn::Load(d, s.d_beta + i), to_beta), d, s.d_beta + i);
             }
         }
-        transpose(s.weight, C, C, C, s.weight_turned, C);
+    }
+
+    // gain_ji enters gamma at token i and leaves it at token j.
+    HWY_INLINE void sum_gains() const {
+        for (std::size_t j = 0; j < n; ++j) {
+            const float* gain = s.gain + j * C;
+            double leaves = 0.0;
+            for (std::size_t i = j + 1; i < n; ++i) {
+                s.d_gamma[i] += double(gain[i]);
+                leaves += double(gain[i]);
+            }
+            s.d_gamma[j] -= leaves;
+        }
+    }
+
+    // dV = beta W', and what W' gives to beta and gamma.
+    HWY_INLINE void value_gradients() {
+        const FloatTag d;
+        for (std::size_t i = 0; i < rows; ++i) {
+            auto with_read = hn::Zero(d), with_rest = hn::Zero(d);
+            const auto beta = hn::Set(d, s.gates.beta[i]);
+            for (std::size_t v = i * vc; v < (i + 1) * vc; v += lanes()) {
+                const auto w = hn::Load(d, s.w + v), read = hn::Load(d, decayed_reads + v);
+                with_read = hn::MulAdd(w, read, with_read);                                    // <U', U>
+                with_rest = hn::MulAdd(w, hn::Sub(hn::Load(d, values + v), read), with_rest);  // <W', R>
+                hn::Store(hn::Mul(beta, w), d, values + v);
+            }
+            s.d_beta[i] += hn::GetLane(hn::SumOfLanes(d, with_rest));
+            s.d_gamma[i] -= double(s.gates.beta[i]) * hn::GetLane(hn::SumOfLanes(d, with_read));
+            if (call.d_v && i < n)
+                store_row(values + i * vc, dim_v, call.d_v.data, call.d_v.dtype, at(call.d_v, i, head));
+        }
+    }
+
+    // dQ^ += e (dO S^T) + (Gamma P') K. <q, e (dO S^T)> is where the decay since the chunk's start enters gamma.
+    HWY_NOINLINE void query_gradients() const {
+        const FloatTag d;
+        const std::size_t l = lanes();
+        for (std::size_t j = 0; j < kc; j += 2 * l)
+            for (std::size_t i = 0; i < rows; i += kTileRows) {
+                FQLA_TILE_ZERO() {
+                    using Dot = Operand;
+                    FQLA_TILE_OVER_K(vc / kDepth / kTileRows, s.d_o.by_channel + i * kTileRows, C, state.by_value + j,
+                                     kc, l)
+                }
+                const float* queries = q + i * kc + j;
+#define FQLA_ROW(r)                                         \
+    x##r = hn::Mul(hn::Set(d, s.gates.decay[i + r]), x##r); \
+    y##r = hn::Mul(hn::Set(d, s.gates.decay[i + r]), y##r); \
+    s.d_gamma[i + r] += hn::GetLane(hn::SumOfLanes(         \
+        d, hn::MulAdd(x##r, hn::Load(d, queries + r * kc), hn::Mul(y##r, hn::Load(d, queries + r * kc + l)))));
+                FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+                using Dot = FloatDot;
+                FQLA_TILE_OVER_TURNED(0, i + kTileRows, s.weight + i, C, k + j, kc, l)
+                FQLA_TILE_ADD_TO(d_q + i * kc + j, kc)
+            }
+    }
+
+    // dK^ += r (X D^T) + U' S^T + (Gamma P')^T Q + (Z + Z^T) K
+    HWY_NOINLINE void key_gradients() const {
+        const FloatTag d;
+        const std::size_t l = lanes(), blocks = vc / kDepth / kTileRows;
+        for (std::size_t j = 0; j < kc; j += 2 * l)
+            for (std::size_t i = 0; i < rows; i += kTileRows) {
+                FQLA_TILE_ZERO() {
+                    using Dot = Operand;
+                    FQLA_TILE_OVER_K(blocks, s.x.by_channel + i * kTileRows, C, adjoint.by_value + j, kc, l)
+#define FQLA_ROW(r)                                        \
+    x##r = hn::Mul(hn::Set(d, s.gates.rest[i + r]), x##r); \
+    y##r = hn::Mul(hn::Set(d, s.gates.rest[i + r]), y##r);
+                    FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+                    FQLA_TILE_OVER_K(blocks, s.d_u.by_channel + i * kTileRows, C, state.by_value + j, kc, l)
+                    if (adjoint_scale != 1.0f) {
+                        const auto scale = hn::Set(d, adjoint_scale);
+#define FQLA_ROW(r)              \
+    x##r = hn::Mul(scale, x##r); \
+    y##r = hn::Mul(scale, y##r);
+                        FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+                    }
+                }
+                using Dot = FloatDot;
+                FQLA_TILE_OVER_ROWS(i, rows, s.weight + i * C, C, q + j, kc, l)
+                FQLA_TILE_OVER_TURNED(0, i + kTileRows, s.z + i, C, k + j, kc, l)
+                FQLA_TILE_OVER_ROWS(i, rows, s.z + i * C, C, k + j, kc, l)
+                FQLA_TILE_ADD_TO(d_k + i * kc + j, kc)
+            }
     }
 
     // Gradients of g and beta of the chunk, through softplus and sigmoid; partial sums of A_log and dt_bias.
@@ -591,11 +611,11 @@ struct BackwardRun {
             float* row = grad + std::size_t(t) * kc;
             const std::int64_t b = task.span.batch, token = task.span.begin + t;
             if (call.problem.qk_l2norm) {
-                load_row(x.data, x.dtype, x.offset(b, token, task.key_head), dim_k, s.through_state);
-                for (std::size_t j = dim_k; j < kc; ++j) s.through_state[j] = 0.0f;
-                const float norm = inverse_norm(call, s.through_state, dim_k);
-                const float along = dot(s.through_state, row, kc) * norm * norm;
-                for (std::size_t j = 0; j < dim_k; ++j) row[j] = factor * norm * (row[j] - along * s.through_state[j]);
+                load_row(x.data, x.dtype, x.offset(b, token, task.key_head), dim_k, s.row);
+                for (std::size_t j = dim_k; j < kc; ++j) s.row[j] = 0.0f;
+                const float norm = inverse_norm(call, s.row, dim_k);
+                const float along = dot(s.row, row, kc) * norm * norm;
+                for (std::size_t j = 0; j < dim_k; ++j) row[j] = factor * norm * (row[j] - along * s.row[j]);
             } else if (factor != 1.0f) {
                 scale_row(row, kc, factor);
             }
@@ -611,14 +631,14 @@ struct BackwardRun {
             head = call.value_head(task.key_head, r);
             recompute(r == 0);
             if (task.last)
-                load_turned(call.d_final_state, task.sequence, s.d_state);
+                load_turned(call.d_final_state, task.sequence, 1.0f / adjoint_scale, adjoint);
             else
-                load_turned(carry_ref(task.adjoint_in), 0, s.d_state);
+                load_turned(carry_ref(task.adjoint_in), 0, 1.0f / adjoint_scale, adjoint);
             for (std::size_t c = chunks; c-- > 0;) chunk_back(std::int64_t(c * C));
             if (task.adjoint_out)
-                store_turned(s.d_state, carry_ref(task.adjoint_out), 0);
+                store_adjoint(carry_ref(task.adjoint_out), 0);
             else if (task.first && call.d_initial_state)
-                store_turned(s.d_state, call.d_initial_state, task.sequence);
+                store_adjoint(call.d_initial_state, task.sequence);
         }
         if (task.adjoint_out) return;
         store_tokens(call.q, call.d_q, call.problem.scale, s.d_q);
@@ -626,14 +646,32 @@ struct BackwardRun {
     }
 };
 
-void backward_task(const BackwardTask& task, std::byte* scratch) { BackwardRun(task, scratch).run(); }
+template <class Operand>
+HWY_NOINLINE void backward_chunks(const BackwardTask& task, std::byte* scratch) {
+    BackwardRun<Operand>(task, scratch).run();
+}
 
-std::size_t backward_scratch(const Shape& shape, std::int64_t tokens) {
-    BackwardScratch s;
+void backward_task(const BackwardTask& task, std::byte* scratch) {
+#if FQLA_HAVE_BF16_DOT
+    if (task.shape.bf16_dot) return backward_chunks<PairDot>(task, scratch);
+#endif
+    backward_chunks<FloatDot>(task, scratch);
+}
+
+template <class Operand>
+std::size_t backward_bytes(const Shape& shape, std::int64_t tokens) {
+    BackwardScratch<Operand> s;
     Taker taker{nullptr};
     s.book(taker, whole_strips(static_cast<std::size_t>(shape.dim_k)),
            whole_strips(static_cast<std::size_t>(shape.dim_v)), static_cast<std::size_t>(tokens));
     return taker.bytes();
+}
+
+std::size_t backward_scratch(const Shape& shape, std::int64_t tokens) {
+#if FQLA_HAVE_BF16_DOT
+    if (shape.bf16_dot) return backward_bytes<PairDot>(shape, tokens);
+#endif
+    return backward_bytes<FloatDot>(shape, tokens);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -21,9 +21,12 @@ public:
         shape_.dim_k = p.dim_k;
         shape_.dim_v = p.dim_v;
         shape_.group = p.heads_v / p.heads_k;
+        shape_.bf16_dot = kernels_.bf16_dot && p.io == DType::bf16;
         const std::int32_t segments = choose_segments(p, request.options);
         threads_ = std::int32_t(std::clamp<std::int64_t>(sequences_ * p.heads_k * segments, 1, threads_));
-        split_ = TimeSplit(kernels_, p, shape_, p.heads_k, segments, true, workspace_);
+        Shape exact = shape_;  // what is carried from segment to segment takes part in every later product
+        exact.bf16_dot = false;
+        split_ = TimeSplit(kernels_, p, exact, p.heads_k, segments, true, workspace_);
         tokens_ = segments == 1 ? p.tokens : most_tokens(p.tokens, segments);
         scratch_bytes_ = std::max(kernels_.backward_scratch(shape_, tokens_), split_.scratch_bytes());
         scratch_bytes_ = aligned_size(scratch_bytes_);
@@ -38,8 +41,9 @@ public:
     }
 
     std::string explain() const override {
-        return std::string("chunked, fp32 products on ") + kernels_.name + "; states recomputed and kept per chunk; " +
-               std::to_string(threads_) + " threads over (sequence, key head)" +
+        return std::string("chunked, ") + (shape_.bf16_dot ? "bf16 dot products" : "fp32 products") + " on " +
+               kernels_.name + "; states recomputed and kept per chunk; " + std::to_string(threads_) +
+               " threads over (sequence, key head)" +
                (split_.segments() > 1 ? ", sequences cut into " + std::to_string(split_.segments()) +
                                             " segments with exact carry of states and adjoints"
                                       : ", sequences not cut by time");

@@ -48,16 +48,38 @@ HWY_INLINE void scale_row(float* row, std::size_t n, float factor) {
 }
 
 #if FQLA_HAVE_BF16_DOT
+// a, then b, rounded to bf16: neighbours share a word.
+HWY_INLINE hn::Vec<WordTag> bf16_words(FloatVec a, FloatVec b) {
+    return hn::Vec<WordTag>{(__m512i)_mm512_cvtne2ps_pbh(b.raw, a.raw)};
+}
+
 // (a, b) rounded to bf16 and interleaved: the low half of word j is a[j], the high half b[j].
 HWY_INLINE hn::Vec<WordTag> bf16_pair(FloatVec a, FloatVec b) {
-    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(b.raw, a.raw);  // 16 of a, then 16 of b
     alignas(64) static constexpr std::uint16_t kInterleave[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                                   21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                                   11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    return hn::Vec<WordTag>{_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), both)};
+    return hn::Vec<WordTag>{_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), bf16_words(a, b).raw)};
+}
+
+// What bf16_pair(a, b) leaves out, as a pair.
+HWY_INLINE hn::Vec<WordTag> bf16_residual(FloatVec a, FloatVec b) {
+    const FloatTag d;
+    const WordTag du;
+    const auto pair = bf16_pair(a, b);
+    return bf16_pair(hn::Sub(a, hn::BitCast(d, hn::ShiftLeft<16>(pair))),
+                     hn::Sub(b, hn::BitCast(d, hn::And(pair, hn::Set(du, 0xffff0000u)))));
+}
+
+HWY_INLINE void store_halves(hn::Vec<WordTag> words, std::uint32_t* low, std::uint32_t* high) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_castsi512_si256(words.raw));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_extracti64x4_epi64(words.raw, 1));
 }
 #else
-HWY_INLINE hn::Vec<WordTag> bf16_pair(FloatVec a, FloatVec) { return hn::BitCast(WordTag(), a); }  // never called
+// Named by templates that other targets never instantiate with pairs.
+HWY_INLINE hn::Vec<WordTag> bf16_words(FloatVec a, FloatVec) { return hn::BitCast(WordTag(), a); }
+HWY_INLINE hn::Vec<WordTag> bf16_pair(FloatVec a, FloatVec) { return hn::BitCast(WordTag(), a); }
+HWY_INLINE hn::Vec<WordTag> bf16_residual(FloatVec a, FloatVec) { return hn::BitCast(WordTag(), a); }
+HWY_INLINE void store_halves(hn::Vec<WordTag>, std::uint32_t*, std::uint32_t*) {}
 #endif
 
 // State tile [pk, strip] as operand of the products that reduce over K.

@@ -1,0 +1,270 @@
+// The matrix products of the backward pass, and the operand forms they take. Compiled per target.
+//
+// States and adjoints of states are kept transposed, [V, K], as fp32 sums. Products read them, and every other large
+// operand, as Dot's elements: floats, which are the sums themselves, or pairs of bf16 in 32-bit words, which are
+// written beside them. Which two numbers share a word depends on what a product reduces over, so a matrix may have two
+// forms.
+
+// NOTE: the guard toggles, see simd-inl.hpp.
+#if defined(FQLA_CPU_BACKWARD_PRODUCTS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FQLA_CPU_BACKWARD_PRODUCTS_INL_HPP_
+#undef FQLA_CPU_BACKWARD_PRODUCTS_INL_HPP_
+#else
+#define FQLA_CPU_BACKWARD_PRODUCTS_INL_HPP_
+#endif
+
+#include "cpu/chunk-inl.hpp"
+#include "cpu/simd-inl.hpp"
+#include "cpu/tile-inl.hpp"
+
+FQLA_BEGIN_TARGET
+namespace flashqla::cpu {
+namespace HWY_NAMESPACE {
+
+// Tokens of a backward chunk: each chunk keeps a state in memory, so it is longer than the forward one.
+inline constexpr std::size_t kBackwardChunk = 32;
+
+// ---------------------------------------------------------------------------------------------- operand forms
+
+// A [C, n] matrix blocked as operand A (tile-inl.hpp): rows are tokens in a reduction over channels, and channels in a
+// reduction over tokens. Floats serve both from the same memory.
+template <class Dot>
+struct Blocked {
+    using Element = typename Dot::Element;
+    static constexpr std::size_t C = kBackwardChunk;
+    Element* by_channel;  // [n/(R depth), C, R]
+    Element* by_token;    // [n/R, C/depth, R]
+
+    template <class Booker>
+    void book(Booker& b, std::size_t n) {
+        b.take(by_channel, C * n / Dot::kDepth);
+        if constexpr (Dot::kDepth == 1)
+            by_token = by_channel;
+        else
+            b.take(by_token, C * n / Dot::kDepth);
+    }
+
+    // Both forms of the rows of x times `factor` (null: 1), for a product of each kind.
+    HWY_INLINE void fill(const float* x, const float* factor, std::size_t n, std::size_t tokens) const {
+        fill_by_channel(x, factor, n, tokens);
+        if constexpr (Dot::kDepth == 2) fill_by_token(x, factor, n, tokens);
+    }
+
+    HWY_INLINE void fill_by_channel(const float* x, const float* factor, std::size_t n, std::size_t tokens) const {
+        if constexpr (Dot::kDepth == 1) {
+            const hn::CappedTag<float, kTileRows> d;
+            for (std::size_t t = 0; t < tokens; ++t, x += n) {
+                const auto f = hn::Set(d, factor ? factor[t] : 1.0f);
+                float* to = by_channel + t * kTileRows;
+                for (std::size_t v = 0; v < n; v += kTileRows, to += C * kTileRows)
+                    for (std::size_t r = 0; r < kTileRows; r += hn::Lanes(d))
+                        hn::StoreU(hn::Mul(f, hn::LoadU(d, x + v + r)), d, to + r);
+            }
+        } else {
+            const FloatTag d;
+            for (std::size_t t = 0; t < tokens; ++t, x += n) {
+                const auto f = hn::Set(d, factor ? factor[t] : 1.0f);
+                Element* to = by_channel + t * kTileRows;
+                for (std::size_t v = 0; v < n; v += 2 * lanes(), to += 2 * C * kTileRows)
+                    store_halves(bf16_words(hn::Mul(f, hn::Load(d, x + v)), hn::Mul(f, hn::Load(d, x + v + lanes()))),
+                                 to, to + C * kTileRows);
+            }
+        }
+    }
+
+    HWY_INLINE void fill_by_token(const float* x, const float* factor, std::size_t n, std::size_t tokens) const {
+        if constexpr (Dot::kDepth == 1) {
+            fill_by_channel(x, factor, n, tokens);
+        } else {
+            const FloatTag d;
+            constexpr std::size_t kBlock = C / 2 * kTileRows;
+            for (std::size_t t = 0; t < tokens; t += 2, x += 2 * n) {
+                const auto f = hn::Set(d, factor ? factor[t] : 1.0f), f1 = hn::Set(d, factor ? factor[t + 1] : 1.0f);
+                Element* to = by_token + t / 2 * kTileRows;
+                for (std::size_t v = 0; v < n; v += lanes(), to += 2 * kBlock)
+                    store_halves(bf16_pair(hn::Mul(f, hn::Load(d, x + v)), hn::Mul(f1, hn::Load(d, x + n + v))), to,
+                                 to + kBlock);
+            }
+        }
+    }
+
+    // What rounding to pairs took from by_token, as an operand like it.
+    HWY_INLINE void fill_residual(const float* x, const float* factor, std::size_t n, std::size_t tokens,
+                                  Element* to) const {
+        const FloatTag d;
+        constexpr std::size_t kBlock = C / 2 * kTileRows;
+        for (std::size_t t = 0; t < tokens; t += 2, x += 2 * n) {
+            const auto f = hn::Set(d, factor[t]), f1 = hn::Set(d, factor[t + 1]);
+            Element* row = to + t / 2 * kTileRows;
+            for (std::size_t v = 0; v < n; v += lanes(), row += 2 * kBlock)
+                store_halves(bf16_residual(hn::Mul(f, hn::Load(d, x + v)), hn::Mul(f1, hn::Load(d, x + n + v))), row,
+                             row + kBlock);
+        }
+    }
+
+    // [n/depth, ld]: operand B of a reduction over channels.
+    HWY_INLINE void turn(std::size_t n, std::size_t tokens, Element* to, std::size_t ld) const {
+        for (std::size_t k = 0; k < n / Dot::kDepth; k += kTileRows)
+            transpose(by_channel + k * C, kTileRows, tokens, kTileRows, to + k * ld, ld);
+    }
+};
+
+// Rows of x times `factor` (null: 1) as operand B of a reduction over tokens: [C/depth, n].
+template <class Dot>
+HWY_INLINE void rows_by_token(const float* x, const float* factor, std::size_t n, std::size_t tokens,
+                              typename Dot::Element* to) {
+    const FloatTag d;
+    for (std::size_t t = 0; t < tokens; t += Dot::kDepth, x += Dot::kDepth * n, to += n) {
+        const auto f = hn::Set(d, factor ? factor[t] : 1.0f);
+        if constexpr (Dot::kDepth == 1) {
+            for (std::size_t v = 0; v < n; v += lanes()) hn::Store(hn::Mul(f, hn::Load(d, x + v)), d, to + v);
+        } else {
+            const auto f1 = hn::Set(d, factor ? factor[t + 1] : 1.0f);
+            for (std::size_t v = 0; v < n; v += lanes())
+                hn::Store(bf16_pair(hn::Mul(f, hn::Load(d, x + v)), hn::Mul(f1, hn::Load(d, x + n + v))), WordTag(),
+                          to + v);
+        }
+    }
+}
+
+// A state, transposed, in all the forms that products read. With floats all three are the same memory.
+template <class Dot>
+struct StateForms {
+    using Element = typename Dot::Element;
+    float* sum;         // [V, K]
+    Element* by_key;    // [V, K/depth]: operand A of reductions over K
+    Element* by_value;  // [V/depth, K]: operand B of reductions over V; null where nothing reads it
+
+    // The other forms from the sums.
+    HWY_INLINE void refresh(std::size_t vc, std::size_t kc) const {
+        if constexpr (Dot::kDepth == 2) {
+            const FloatTag d;
+            if (by_value) rows_by_token<Dot>(sum, nullptr, kc, vc, by_value);
+            for (std::size_t i = 0; i < vc * kc; i += 2 * lanes())
+                hn::Store(bf16_words(hn::Load(d, sum + i), hn::Load(d, sum + i + lanes())), WordTag(), by_key + i / 2);
+        }
+    }
+};
+
+// ---------------------------------------------------------------------------------------------- products
+
+// A reduction over r in [begin, end) with a row-major A of fp32: A(i,r) at a + i * lda + r, or at a + i + r * lda when
+// it is turned.
+#ifndef FQLA_TILE_OVER_ROWS
+#define FQLA_TILE_OVER_ROWS(begin, end, a, lda, b, ldb, second)        \
+    {                                                                  \
+        const std::size_t kRowStep = (lda);                            \
+        for (std::size_t fqla_r = (begin); fqla_r < (end); ++fqla_r)   \
+            FQLA_TILE_STEP((a) + fqla_r, (b) + fqla_r * (ldb), second) \
+    }
+#define FQLA_TILE_OVER_TURNED(begin, end, a, lda, b, ldb, second)              \
+    {                                                                          \
+        constexpr std::size_t kRowStep = 1;                                    \
+        for (std::size_t fqla_r = (begin); fqla_r < (end); ++fqla_r)           \
+            FQLA_TILE_STEP((a) + fqla_r * (lda), (b) + fqla_r * (ldb), second) \
+    }
+// Rows of a tile from and to memory.
+#define FQLA_TILE_ADD_ROW(r)                                  \
+    x##r = hn::Add(x##r, hn::Load(d, fqla_to + r * fqla_ld)); \
+    y##r = hn::Add(y##r, hn::Load(d, fqla_to + r * fqla_ld + lanes()));
+#define FQLA_TILE_STORE_ROW(r)                 \
+    hn::Store(x##r, d, fqla_to + r * fqla_ld); \
+    hn::Store(y##r, d, fqla_to + r * fqla_ld + lanes());
+#define FQLA_TILE_STORE(to, ld)            \
+    {                                      \
+        float* fqla_to = (to);             \
+        const std::size_t fqla_ld = (ld);  \
+        FQLA_EACH_ROW(FQLA_TILE_STORE_ROW) \
+    }
+#define FQLA_TILE_ADD_TO(to, ld)           \
+    {                                      \
+        float* fqla_to = (to);             \
+        const std::size_t fqla_ld = (ld);  \
+        FQLA_EACH_ROW(FQLA_TILE_ADD_ROW)   \
+        FQLA_EACH_ROW(FQLA_TILE_STORE_ROW) \
+    }
+#endif
+
+// (K S)^T or (K D)^T: C[V, C] = state [V, K] . keys [K/depth, C].
+template <class Dot>
+HWY_NOINLINE void read_state(std::size_t vc, std::size_t kc, std::size_t tokens, const typename Dot::Element* by_key,
+                             const typename Dot::Element* keys_turned, float* to) {
+    const FloatTag d;
+    const std::size_t l = lanes(), depth = kc / Dot::kDepth;
+    for (std::size_t j = 0; j < tokens; j += 2 * l)
+        for (std::size_t i = 0; i < vc; i += kTileRows) {
+            FQLA_TILE_ZERO()
+            FQLA_TILE_OVER_ROWS(0, depth, by_key + i * depth, depth, keys_turned + j, kBackwardChunk, l)
+            FQLA_TILE_STORE(to + i * kBackwardChunk + j, kBackwardChunk)
+        }
+}
+
+// A term X^T Y of a state's update.
+template <class Dot>
+struct Term {
+    const typename Dot::Element* x;  // [C, V] blocked by token
+    const typename Dot::Element* y;  // [C/depth, K]
+};
+
+// to = factor from + sum of `count` terms over `tokens` tokens, in all forms.
+template <class Dot>
+HWY_NOINLINE void update_state(std::size_t vc, std::size_t kc, std::size_t tokens, float factor,
+                               const StateForms<Dot>& from, const Term<Dot>* terms, std::size_t count,
+                               const StateForms<Dot>& to) {
+    const FloatTag d;
+    const std::size_t l = lanes(), depth = tokens / Dot::kDepth;
+    const auto scale = hn::Set(d, factor);
+    for (std::size_t v = 0; v < vc; v += kTileRows)
+        for (std::size_t j = 0; j < kc; j += 2 * l) {
+            const float* start = from.sum + v * kc + j;
+#define FQLA_ROW(r)                                          \
+    auto x##r = hn::Mul(scale, hn::Load(d, start + r * kc)); \
+    auto y##r = hn::Mul(scale, hn::Load(d, start + r * kc + l));
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+            for (std::size_t i = 0; i < count; ++i)
+                FQLA_TILE_OVER_TOKENS(depth, terms[i].x + v * (kBackwardChunk / Dot::kDepth), terms[i].y + j, kc, l)
+            FQLA_TILE_STORE(to.sum + v * kc + j, kc)
+            if constexpr (Dot::kDepth == 2) {
+                if (to.by_value) {
+                    std::uint32_t* pairs = to.by_value + v / 2 * kc + j;
+#define FQLA_COUPLE(a, b)                                            \
+    hn::Store(bf16_pair(x##a, x##b), WordTag(), pairs + a / 2 * kc); \
+    hn::Store(bf16_pair(y##a, y##b), WordTag(), pairs + a / 2 * kc + l);
+                    FQLA_EACH_COUPLE(FQLA_COUPLE)
+#undef FQLA_COUPLE
+                }
+                std::uint32_t* words = to.by_key + (v * kc + j) / 2;
+#define FQLA_ROW(r) hn::Store(bf16_words(x##r, y##r), WordTag(), words + r * (kc / 2));
+                FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+            }
+        }
+}
+
+// <D, S>, row sums in double: it is the longest sum of the pass. Leaves S by value.
+template <class Dot>
+HWY_NOINLINE double dot_states(std::size_t vc, std::size_t kc, const float* adjoint, const StateForms<Dot>& state) {
+    const FloatTag d;
+    double sum = 0.0;
+    for (std::size_t v = 0; v < vc; v += Dot::kDepth) {
+        auto row = hn::Zero(d);
+        for (std::size_t at = v * kc; at < (v + 1) * kc; at += lanes()) {
+            const auto x = hn::Load(d, state.sum + at);
+            row = hn::MulAdd(x, hn::Load(d, adjoint + at), row);
+            if constexpr (Dot::kDepth == 2) {
+                const auto y = hn::Load(d, state.sum + at + kc);
+                row = hn::MulAdd(y, hn::Load(d, adjoint + at + kc), row);
+                hn::Store(bf16_pair(x, y), WordTag(), state.by_value + at - v / 2 * kc);
+            }
+        }
+        sum += hn::GetLane(hn::SumOfLanes(d, row));
+    }
+    return sum;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace flashqla::cpu
+FQLA_END_TARGET
+
+#endif  // toggled guard
