@@ -7,6 +7,7 @@ option(FQLA_BUILD_CLI "Build the flashqla command line tool (needs CLI11)" ${PRO
 option(FQLA_BUILD_TESTS "Build the tests (needs GoogleTest)" ${PROJECT_IS_TOP_LEVEL})
 option(FQLA_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(FQLA_BUILD_BENCH "Build the benchmark against other libraries" OFF)
+option(FQLA_BUILD_PYTHON "Build the module of the Python package (needs the apache-tvm-ffi package; pip sets it)" OFF)
 option(FQLA_WERROR "Treat warnings as errors" OFF)
 set(FQLA_SANITIZE "" CACHE STRING "Sanitizers for everything, such as address,undefined or thread")
 

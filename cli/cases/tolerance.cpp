@@ -40,10 +40,12 @@ Tolerance tolerance(const Case& c, std::string_view output, DType stored, std::i
         // The figures of token outputs include their rounding, those of states are for f32 states.
         const bool by_token = output == "o" || output == "d_q" || output == "d_k" || output == "d_v";
         const double bf16 = by_token ? bf16_error(output) : std::hypot(bf16_error(output), round);
+        // One inner product a token: of a short sequence, its few large ones decide.
+        const bool by_gate = output == "d_g" || output == "d_beta";
         // Eight times the significand, and never below what f32 arithmetic gives.
         t.whole = c.io == DType::bf16 ? bf16 : std::max(bf16 / 8, kF32) + (stored == DType::f16 ? 0 : round);
         // They are averages over many elements; few elements scatter.
-        if (head_elements < 4096) t.whole *= 1.0 + 4.0 * few;
+        if (head_elements < 4096) t.whole *= 1.0 + 4.0 * few + (by_gate ? 32.0 * few * few : 0.0);
         t.whole = std::max(t.whole, kF32 + round);
     }
     // All keys identical: each token replaces the value of the one before, so a chunk adds up 64 differences that were
@@ -65,7 +67,7 @@ Tolerance tolerance(const Case& c, std::string_view output, DType stored, std::i
         // The terms are of size 1, as v and d_o are. Identical keys (K = 1 has no others) and beta = 1 replace the
         // state, so its decay has no effect at all and the terms add up to zero.
         const bool identical = c.keys == Keys::same || (c.dim_k == 1 && c.keys == Keys::unit);
-        const double of_term = c.io == DType::f32 ? 4e-5 : c.io == DType::f16 ? 5e-4 : 4e-3;
+        const double of_term = c.io == DType::f32 ? 4e-5 : c.io == DType::f16 ? 5e-4 : 2e-2;
         t.absolute = identical ? of_term : 2e-7;
     }
     return t;

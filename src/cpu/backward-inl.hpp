@@ -63,11 +63,12 @@ struct BackwardScratch {
     Element* d_u_residual;
     Element* state_by_value;  // of the chunk's entering state, in the second pass
     // One chunk's.
-    Blocked<Operand> k_blocked, x, d_o, d_x, d_u;
+    Blocked<Operand> k_blocked, x, d_o, d_u;
+    Blocked<FloatDot> x_floats;    // the same memory as x for floats
     Blocked<FloatDot> k_floats;    // for the Gram matrices, with its turned rows
     float *k_turned, *q_turned;    // [K, C]
     Element* q_by_token;           // [C/depth, K] e q
-    Element* both_turned;          // [V/depth, 2C] W' | dO
+    float* both_turned;            // [V, 2C] W' | dO
     float *lower, *upper, *gamma;  // [C, C] L, P, Gamma
     float *d_lower, *d_upper;      // [C, C] <X_j, W'_i>, <X_j, dO_i>
     float *weight, *z, *gain;      // [C, C] Gamma P', Z, and what both give to gamma
@@ -102,11 +103,15 @@ struct BackwardScratch {
             for (Element** p : {&by_key, &by_value, &state_by_value}) b.take(*p, kc * vc / kDepth);
         }
         if constexpr (kDepth == 2) k_blocked.book(b, kc), b.take(d_u_residual, C * vc / kDepth);
-        x.book(b, vc), d_o.book(b, vc), d_x.book(b, vc), d_u.book(b, vc);
+        x.book(b, vc), d_o.book(b, vc), d_u.book(b, vc);
+        if constexpr (kDepth == 2)
+            x_floats.book(b, vc);
+        else
+            x_floats = x;
         k_floats.book(b, kc);
         for (float** p : {&k_turned, &q_turned}) b.take(*p, C * kc);
         b.take(q_by_token, C * kc / kDepth);
-        b.take(both_turned, 2 * C * vc / kDepth);
+        b.take(both_turned, 2 * C * vc);
         for (float** p : {&lower, &upper, &gamma, &d_lower, &d_upper, &weight, &z, &gain}) b.take(*p, C * C);
         for (float** p : {&d_o_rows, &w, &read_turned}) b.take(*p, C * vc);
         b.take(row, kc), b.take(tile, kc * strip_columns());
@@ -430,22 +435,21 @@ struct BackwardRun {
     // <X_j, W'_i> and <X_j, dO_i>, from them Gamma P' and Z, and what they give to beta and gamma.
     HWY_INLINE void small_products() {
         s.x.fill_by_channel(deltas, nullptr, vc, rows);
-        s.d_x.fill_by_channel(s.w, nullptr, vc, rows);
-        s.d_x.turn(vc, rows, s.both_turned, 2 * C);
-        s.d_o.turn(vc, rows, s.both_turned + C, 2 * C);
+        if constexpr (kDepth == 2) s.x_floats.fill_by_channel(deltas, nullptr, vc, rows);
+        transpose(s.w, vc, rows, vc, s.both_turned, 2 * C);
+        transpose(s.d_o_rows, vc, rows, vc, s.both_turned + C, 2 * C);
         products_of_deltas();
         weigh_products();
         sum_gains();
     }
 
     HWY_NOINLINE void products_of_deltas() const {
-        using Dot = Operand;
+        using Dot = FloatDot;
         const FloatTag d;
         for (std::size_t j = 0; j < rows; j += kTileRows)
             for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
                 FQLA_TILE_ZERO()
-                FQLA_TILE_OVER_K(vc / kDepth / kTileRows, s.x.by_channel + j * kTileRows, C, s.both_turned + i, 2 * C,
-                                 C)
+                FQLA_TILE_OVER_K(vc / kTileRows, s.x_floats.by_channel + j * kTileRows, C, s.both_turned + i, 2 * C, C)
 #define FQLA_ROW(r)                                   \
     hn::StoreU(x##r, d, s.d_lower + (j + r) * C + i); \
     hn::StoreU(y##r, d, s.d_upper + (j + r) * C + i);

@@ -1,0 +1,29 @@
+"""The options of a call in one integer; `python/binding/plans.hpp` is the other half of this table.
+
+One integer instead of a dozen booleans: every argument of an operator costs time in each call, and `torch.compile`
+guards each of them.
+"""
+
+from __future__ import annotations
+
+GATE_NONE = 0
+GATE_LOG = 1
+GATE_RAW = 2
+GATE_MASK = 3
+BETA_LOGIT = 1 << 2
+BETA_TWICE = 1 << 3
+L2NORM = 1 << 4
+TILED = 1 << 5
+STATE_V_FIRST = 1 << 6
+PAD_NON_POSITIVE = 1 << 7
+CHECKPOINT_CHUNK_STARTS = 1 << 8
+CHECKPOINT_EVERY_N = 2 << 8
+CHECKPOINT_LISTED = 3 << 8
+CHECKPOINT_MASK = 3 << 8
+FOR_BACKWARD = 1 << 10
+DETERMINISTIC = 1 << 11
+BATCH_INVARIANT = 1 << 12
+
+# Used on the Python side only.
+OUTPUT_FINAL_STATE = 1 << 16
+"""The caller wants the final state."""

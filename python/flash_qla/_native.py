@@ -1,0 +1,90 @@
+"""The native module: loaded once, on the first call, together with the tvm-ffi runtime.
+
+Each attribute is a tvm-ffi function. They take anything that speaks DLPack (torch tensors, numpy arrays), release the
+interpreter lock while they compute, and raise `ValueError`, `TypeError`, `NotImplementedError`, `MemoryError` or
+`RuntimeError` with one sentence. `python/binding/calls.cpp` has the arguments in order.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+from typing import Any, Protocol
+
+__all__ = ["Native", "native"]
+
+
+class Native(Protocol):
+    """The functions of the module."""
+
+    def forward(self, *args: Any) -> None: ...
+    def backward(self, *args: Any) -> None: ...
+    def decode(self, *args: Any) -> None: ...
+    def commit(self, *args: Any) -> None: ...
+    def oracle_forward(self, *args: Any) -> None: ...
+    def oracle_backward(self, *args: Any) -> None: ...
+    def plan(self, *args: Any) -> Any: ...
+    def info(self) -> str: ...
+    def version(self) -> str: ...
+    def backend_names(self) -> str: ...
+    def after_fork(self) -> None: ...
+
+
+class _Functions:
+    """Plain attributes: a lookup in a tvm-ffi module costs a microsecond, this one a few nanoseconds."""
+
+    def __init__(self, module: Any) -> None:
+        for name in (name for name in vars(Native) if not name.startswith("_")):
+            setattr(self, name, module.get_function(name))
+
+
+_loaded: Native | None = None
+_lock = threading.Lock()
+
+
+def _import_tvm_ffi() -> Any:
+    """The tvm_ffi package, without what it would import along.
+
+    NOTE: `import tvm_ffi` imports torch when torch is installed, which takes seconds and is of no use to a caller who
+    has numpy arrays. It copes with torch missing, so that is what it sees unless the caller has imported torch.
+    """
+    if "tvm_ffi" in sys.modules or "torch" in sys.modules:
+        import tvm_ffi
+
+        return tvm_ffi
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        import tvm_ffi
+    finally:
+        if sys.modules.get("torch", ...) is None:
+            del sys.modules["torch"]
+    return tvm_ffi
+
+
+def _load() -> Native:
+    tvm_ffi = _import_tvm_ffi()
+    # tvm-ffi turns the kinds that it knows into Python's exceptions; this one it does not know.
+    tvm_ffi.register_error("NotImplementedError", NotImplementedError)
+    spec = importlib.util.find_spec("flash_qla._flashqla")
+    if spec is None or spec.origin is None:
+        raise ImportError(
+            "flash_qla: the native module _flashqla.so is missing beside the Python files; install the package again "
+            "(pip install flash-qla-cpp, or pip install . in the repository)"
+        )
+    functions: Any = _Functions(tvm_ffi.load_module(spec.origin))
+    # GNU OpenMP's threads do not survive a fork; a forked child computes with one thread instead of waiting for ever.
+    os.register_at_fork(after_in_child=functions.after_fork)
+    loaded: Native = functions
+    return loaded
+
+
+def native() -> Native:
+    """The native functions; loads them on the first call."""
+    global _loaded
+    if _loaded is None:
+        with _lock:
+            if _loaded is None:
+                _loaded = _load()
+    return _loaded

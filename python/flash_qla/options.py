@@ -1,0 +1,40 @@
+"""Choices about how a call is planned, beyond what it computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import _modes
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How a call is planned. The mathematics does not depend on any of these; the bits of a result may.
+
+    Every function takes one as `options=`; the defaults are right unless you know otherwise.
+    """
+
+    backend: str = ""
+    """"" for the best one that can do the call, or a name from `flash_qla.info()`: "cpu", "reference"."""
+
+    threads: int = 0
+    """CPU threads. 0: torch.get_num_threads() for torch tensors, as many as OpenMP would use for numpy arrays."""
+
+    context_split: int = 0
+    """Pieces that a sequence is cut into so that few heads keep many cores busy: 0 automatic, 1 never, n at most."""
+
+    deterministic: bool = False
+    """Bits do not depend on the number of threads either. (They never depend on chance.)"""
+
+    batch_invariant: bool = False
+    """A sequence's bits depend neither on its neighbours in the batch nor on the number of threads."""
+
+    @property
+    def modes(self) -> int:
+        """The two promises as bits of `flash_qla._modes`."""
+        return (_modes.DETERMINISTIC if self.deterministic else 0) | (
+            _modes.BATCH_INVARIANT if self.batch_invariant else 0
+        )
+
+
+DEFAULT_OPTIONS = PlanOptions()

@@ -1,0 +1,290 @@
+"""The kernels behind the operators: outputs from torch's allocator, then one native call.
+
+They see plain tensors, below autograd and every mode. Inputs are read in place with any strides as long as the last one
+is 1 (slices of a packed q|k|v tensor); a tensor with another last stride is copied. The device and its current stream
+travel with the tensors, through DLPack.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _modes
+from ._native import native
+
+__all__ = ["backward", "commit", "decode", "forward", "forward_eager", "mixed"]
+
+ORACLE = "oracle"
+
+# Which gradients are wanted, as bits of the operator's argument `wanted`, in the order of the inputs.
+D_Q, D_K, D_V, D_G, D_BETA, D_A_LOG, D_DT_BIAS, D_INITIAL_STATE = (1 << i for i in range(8))
+
+
+def rows(x: Tensor | None) -> Tensor | None:
+    """With unit stride in the last dimension."""
+    if x is None or x.stride(-1) == 1 or x.shape[-1] <= 1:
+        return x
+    return x.contiguous()
+
+
+def states(x: Tensor | None) -> Tensor | None:
+    """With contiguous inner matrices."""
+    if x is None or x.dim() < 2:
+        return x
+    if (x.stride(-1) == 1 or x.shape[-1] <= 1) and (x.stride(-2) == x.shape[-1] or x.shape[-2] <= 1):
+        return x
+    return x.contiguous()
+
+
+def cpu_threads(q: Tensor, threads: int) -> int:
+    """torch.set_num_threads holds for this package too, unless the caller asked for a number."""
+    return threads or (torch.get_num_threads() if q.is_cpu else 0)
+
+
+def like(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """An output. NOTE: torch.empty(shape, dtype=, device=) takes three times as long."""
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def touched(*tensors: Tensor | None) -> None:
+    """Tells autograd that these were written in place, as torch's own in-place operators do."""
+    torch._C._increment_version([x for x in tensors if x is not None])
+
+
+def state_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, modes: int) -> tuple[int, int, int, int]:
+    """[N,Hv,K,V] or [N,Hv,V,K]"""
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    K, V = q.shape[3], v.shape[3]
+    return (sequences, v.shape[2], V, K) if modes & _modes.STATE_V_FIRST else (sequences, v.shape[2], K, V)
+
+
+def forward_eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    cu_seqlens: Tensor | None,
+    initial_state: Tensor | None,
+    modes: int,
+    scale: float,
+    backend: str,
+    threads: int,
+    context_split: int,
+) -> tuple[Tensor, Tensor | None]:
+    """o [B,T,Hv,V] in v's dtype; final states [N,Hv,..] in float32, or None."""
+    o = like(v, v.dtype)
+    final_state = None
+    if modes & _modes.OUTPUT_FINAL_STATE:
+        dtype = torch.float64 if backend == ORACLE else torch.float32
+        final_state = torch.empty(state_shape(q, v, cu_seqlens, modes), dtype=dtype, device=q.device)
+    inputs = (
+        rows(q),
+        rows(k),
+        rows(v),
+        rows(g),
+        rows(beta),
+        rows(A_log),
+        rows(dt_bias),
+        rows(cu_seqlens),
+        states(initial_state),
+        final_state,
+    )
+    if backend == ORACLE:
+        native().oracle_forward(*inputs, o, modes & 0xFFFF, scale)
+        return o, final_state
+    native().forward(
+        *inputs,
+        None,
+        None,
+        None,
+        None,
+        None,
+        o,
+        modes & 0xFFFF,
+        scale,
+        0,
+        0,
+        backend,
+        cpu_threads(q, threads),
+        context_split,
+    )
+    return o, final_state
+
+
+def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """`forward_eager` as an operator: an empty tensor instead of None."""
+    o, final_state = forward_eager(*arguments)
+    return o, o.new_empty(0, dtype=torch.float32) if final_state is None else final_state
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    cu_seqlens: Tensor | None,
+    initial_state: Tensor | None,
+    d_o: Tensor | None,
+    d_final_state: Tensor | None,
+    wanted: int,
+    modes: int,
+    scale: float,
+    backend: str,
+    threads: int,
+    context_split: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, g, beta, A_log, dt_bias and initial_state, each in its input's shape and dtype; those that
+    are not wanted are empty tensors."""
+    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state)
+    gradients = tuple(
+        like(x, x.dtype) if x is not None and wanted & (1 << i) else None
+        for i, x in enumerate(inputs)
+    )
+    tensors = (
+        rows(q),
+        rows(k),
+        rows(v),
+        rows(g),
+        rows(beta),
+        rows(A_log),
+        rows(dt_bias),
+        rows(cu_seqlens),
+        states(initial_state),
+        rows(d_o),
+        states(d_final_state),
+        *gradients,
+    )
+    modes &= 0xFFFF
+    if backend == ORACLE:
+        native().oracle_backward(*tensors, modes, scale)
+    else:
+        native().backward(*tensors, modes, scale, backend, cpu_threads(q, threads), context_split)
+    empty = [x if x is not None else torch.empty(0, dtype=q.dtype, device=q.device) for x in gradients]
+    return tuple(empty)  # type: ignore[return-value]
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    cu_seqlens: Tensor | None,
+    state: Tensor,
+    state_indices: Tensor | None,
+    state_indices_out: Tensor | None,
+    has_initial_state: Tensor | None,
+    num_accepted: Tensor | None,
+    intermediate_states: Tensor | None,
+    intermediate_indices: Tensor | None,
+    parent_tokens: Tensor | None,
+    o: Tensor,
+    commit_state: bool,
+    modes: int,
+    scale: float,
+    backend: str,
+    threads: int,
+) -> None:
+    """Writes `o`, `state` and `intermediate_states`."""
+    native().decode(
+        rows(q),
+        rows(k),
+        rows(v),
+        rows(g),
+        rows(beta),
+        rows(A_log),
+        rows(dt_bias),
+        rows(cu_seqlens),
+        state,
+        state_indices,
+        state_indices_out,
+        rows(has_initial_state),
+        rows(num_accepted),
+        intermediate_states,
+        rows(intermediate_indices),
+        rows(parent_tokens),
+        o,
+        commit_state,
+        modes,
+        scale,
+        backend,
+        cpu_threads(q, threads),
+    )
+    touched(o, state, intermediate_states)
+
+
+def mixed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    cu_seqlens: Tensor,
+    state: Tensor,
+    state_indices: Tensor | None,
+    state_indices_out: Tensor | None,
+    has_initial_state: Tensor | None,
+    checkpoints: Tensor | None,
+    checkpoint_list: Tensor | None,
+    o: Tensor,
+    modes: int,
+    scale: float,
+    checkpoint_every: int,
+    decode_rows: int,
+    backend: str,
+    threads: int,
+    context_split: int,
+) -> None:
+    """Writes `o`, `state` and `checkpoints`."""
+    native().forward(
+        rows(q),
+        rows(k),
+        rows(v),
+        rows(g),
+        rows(beta),
+        rows(A_log),
+        rows(dt_bias),
+        rows(cu_seqlens),
+        state,
+        state,
+        state_indices,
+        state_indices_out,
+        rows(has_initial_state),
+        checkpoints,
+        rows(checkpoint_list),
+        o,
+        modes,
+        scale,
+        checkpoint_every,
+        decode_rows,
+        backend,
+        cpu_threads(q, threads),
+        context_split,
+    )
+    touched(o, state, checkpoints)
+
+
+def commit(
+    state: Tensor,
+    state_indices: Tensor | None,
+    intermediate_states: Tensor,
+    intermediate_indices: Tensor | None,
+    accepted: Tensor,
+    modes: int,
+) -> None:
+    """Writes `state`."""
+    native().commit(state, state_indices, intermediate_states, rows(intermediate_indices), rows(accepted), modes)
+    touched(state)
