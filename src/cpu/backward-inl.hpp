@@ -39,6 +39,14 @@ FQLA_BEGIN_TARGET
 namespace flashqla::cpu {
 namespace HWY_NAMESPACE {
 
+// Value heads of a group that go through the chunks together. Two share the key head's operands and gradients, and the
+// pages of the caller's rows; but each keeps a state a chunk, and a short sequence of one head stays nearer to the
+// core.
+HWY_INLINE std::size_t heads_at_once(std::size_t tokens, std::size_t group) {
+    constexpr std::size_t kShort = 512;  // measured on Zen 4: one is 5 % faster at 512 tokens, two are 9 % at 2048
+    return std::min<std::size_t>(tokens <= kShort ? 1 : 2, group);
+}
+
 // Scratch of a backward task. Matrices [C, C] are stored at [j, i], i the later token, with zeros where i < j.
 template <class Operand>
 struct BackwardScratch {
@@ -51,18 +59,18 @@ struct BackwardScratch {
     Element* turned;      // [chunks, K/depth, C] keys, operand of reductions over K
     Element* k_by_token;  // [tokens/depth, K] keys, operand of reductions over tokens; k itself for floats
     float* grams;         // [chunks, 2, C, C] k_j . k_i and k_j . q_i
-    float *d_q, *d_k;     // [tokens, K] sums over the group
-    // One value head's, from the first pass to the second.
-    float* states;                  // [chunks, V, K] state entering each chunk
-    float* values;                  // [tokens, V]
-    float *deltas, *decayed_reads;  // [tokens, V] X and e U. NOTE: e U is kept, not V - e U: under strong decay
+    float *d_q, *d_k;     // sums over the group: of all tokens where heads come in several rounds, else of a chunk
+    // The value heads' of a round, from the first pass to the second.
+    float* states;                  // [heads, chunks, V, K] state entering each chunk
+    float* values;                  // [heads, tokens, V]
+    float *deltas, *decayed_reads;  // [heads, tokens, V] X and e U. NOTE: e U is kept, not V - e U: under strong decay
                                     // the difference could not be undone
-    // The recurrence at hand: the state in the first pass, its adjoint D in the second.
-    float* sum;                  // [V, K] D
-    Element *by_key, *by_value;  // of the state or D
-    Element* d_u_residual;
-    Element* state_by_value;  // of the chunk's entering state, in the second pass
-    // One chunk's.
+    float* adjoints;                // [heads, V, K] D
+    Element *by_key, *by_value;     // [heads, V, K/depth], [heads, V/depth, K] of the state in the first pass, D in the
+                                    // second
+    // One chunk's of one value head.
+    Element* d_u_residual;    // [C/depth, V] blocked by token
+    Element* state_by_value;  // [V/depth, K] the entering state, in the second pass
     Blocked<Operand> k_blocked, x, d_o, d_u;
     Blocked<FloatDot> x_floats;    // the same memory as x for floats
     Blocked<FloatDot> k_floats;    // for the Gram matrices, with its turned rows
@@ -83,24 +91,27 @@ struct BackwardScratch {
     float* turn;                   // [strip, K]
 
     template <class Booker>
-    void book(Booker& b, std::size_t kc, std::size_t vc, std::size_t tokens) {
+    void book(Booker& b, std::size_t kc, std::size_t vc, std::size_t tokens, std::size_t group) {
         const std::size_t chunks = (tokens + C - 1) / C, padded = chunks * C;
+        const std::size_t heads = heads_at_once(tokens, group);
         for (float** p :
              {&gates.high, &gates.low, &gates.decay, &gates.rest, &gates.beta, &d_beta, &u_factor, &q_factor})
             b.take(*p, C);
         b.take(d_gamma, C);
-        for (float** p : {&k, &q, &d_q, &d_k}) b.take(*p, padded * kc);
+        for (float** p : {&k, &q}) b.take(*p, padded * kc);
+        for (float** p : {&d_q, &d_k}) b.take(*p, (group > heads ? padded : C) * kc);
         b.take(turned, padded * kc / kDepth);
         b.take(grams, chunks * 2 * C * C);
-        b.take(states, chunks * kc * vc);
-        for (float** p : {&values, &deltas, &decayed_reads}) b.take(*p, padded * vc);
-        b.take(sum, kc * vc);
+        b.take(states, heads * chunks * kc * vc);
+        for (float** p : {&values, &deltas, &decayed_reads}) b.take(*p, heads * padded * vc);
+        b.take(adjoints, heads * kc * vc);
         if constexpr (kDepth == 1) {
             k_by_token = k;
-            by_key = by_value = sum;
+            by_key = by_value = adjoints;
         } else {
             b.take(k_by_token, padded * kc / kDepth);
-            for (Element** p : {&by_key, &by_value, &state_by_value}) b.take(*p, kc * vc / kDepth);
+            for (Element** p : {&by_key, &by_value}) b.take(*p, heads * kc * vc / kDepth);
+            b.take(state_by_value, kc * vc / kDepth);
         }
         if constexpr (kDepth == 2) k_blocked.book(b, kc), b.take(d_u_residual, C * vc / kDepth);
         x.book(b, vc), d_o.book(b, vc), d_u.book(b, vc);
@@ -133,13 +144,15 @@ struct BackwardRun {
     const BackwardCall& call;
     std::size_t dim_k, dim_v, kc, vc;  // sizes, and padded to whole strips
     BackwardScratch<Operand> s;
-    StateForms<Operand> adjoint;  // D / adjoint_scale
-    float adjoint_scale = 1.0f;
-    // The chunk at hand.
+    std::size_t group, most_heads, tokens, chunks;  // value heads, of a round; scratch of a head
+    float adjoint_scale = 1.0f;        // NOTE: pairs keep D divided by scale, so that q without scale is their operand:
+                                       // exact where nothing decays
+    std::size_t round = 0, heads = 0;  // first value head of the group at hand, and their number
+    // The chunk and head at hand.
     std::int64_t first = 0;
     std::size_t n = 0, rows = 0;  // tokens, and padded to whole tiles
     std::int32_t head = 0;
-    StateForms<Operand> state;                                             // entering
+    StateForms<Operand> adjoint, state;                                    // D / adjoint_scale, and S entering
     float *gram_k = nullptr, *gram_q = nullptr;                            // [C, C]
     float *k = nullptr, *q = nullptr, *d_k = nullptr, *d_q = nullptr;      // [C, K]
     Element *turned = nullptr, *k_by_token = nullptr;                      // [K/depth, C], [C/depth, K]
@@ -152,11 +165,12 @@ struct BackwardRun {
           dim_v(static_cast<std::size_t>(t.shape.dim_v)),
           kc(whole_strips(dim_k)),
           vc(whole_strips(dim_v)) {
+        group = static_cast<std::size_t>(t.shape.group);
+        most_heads = heads_at_once(static_cast<std::size_t>(t.scratch_tokens), group);
+        chunks = (static_cast<std::size_t>(t.scratch_tokens) + C - 1) / C, tokens = chunks * C;
         Taker taker{scratch};
-        s.book(taker, kc, vc, static_cast<std::size_t>(t.scratch_tokens));
-        adjoint = {s.sum, s.by_key, s.by_value};
-        // NOTE: pairs keep D divided by scale, so that q without scale is their operand: exact where nothing decays.
-        adjoint_scale = kDepth == 2 ? call.problem.scale : 1.0f;
+        s.book(taker, kc, vc, static_cast<std::size_t>(t.scratch_tokens), group);
+        if (kDepth == 2) adjoint_scale = call.problem.scale;
     }
 
     std::int64_t at(const TokenRef& x, std::size_t i, std::int32_t h) const {
@@ -170,13 +184,18 @@ struct BackwardRun {
         return hn::GetLane(hn::SumOfLanes(d, sum));
     }
 
-    // The state that enters a chunk.
-    HWY_INLINE StateForms<Operand> entering(std::size_t chunk) const {
-        float* sum = s.states + chunk * (kc * vc);
+    // The state that enters a chunk of the head in `slot` of the round.
+    HWY_INLINE StateForms<Operand> entering(std::size_t chunk, std::size_t slot) const {
+        float* sum = s.states + (slot * chunks + chunk) * (kc * vc);
         if constexpr (kDepth == 1)
             return {sum, sum, sum};
         else
-            return {sum, s.by_key, nullptr};  // by value only in the second pass
+            return {sum, s.by_key + slot * (kc * vc / kDepth), nullptr};  // by value only in the second pass
+    }
+
+    HWY_INLINE StateForms<Operand> adjoint_of(std::size_t slot) const {
+        const std::size_t size = kc * vc;
+        return {s.adjoints + slot * size, s.by_key + slot * size / kDepth, s.by_value + slot * size / kDepth};
     }
 
     // Rows of a token tensor, zeros past the chunk and past `columns`; zeros throughout when it is not given.
@@ -197,21 +216,30 @@ struct BackwardRun {
         }
     }
 
-    HWY_INLINE void enter_chunk(std::int64_t begin) {
-        first = begin;
-        n = static_cast<std::size_t>(std::min<std::int64_t>(std::int64_t(C), task.span.length - begin));
+    HWY_INLINE void enter_chunk(std::size_t chunk) {
+        const std::size_t token = chunk * C;
+        first = static_cast<std::int64_t>(token);
+        n = static_cast<std::size_t>(std::min<std::int64_t>(std::int64_t(C), task.span.length - first));
         rows = (n + kTileRows - 1) / kTileRows * kTileRows;
-        const auto token = static_cast<std::size_t>(begin), chunk = token / C;
-        state = entering(chunk);
         k = s.k + token * kc, q = s.q + token * kc;
-        d_k = s.d_k + token * kc, d_q = s.d_q + token * kc;
+        const std::size_t sums = group > most_heads ? token * kc : 0;
+        d_k = s.d_k + sums, d_q = s.d_q + sums;
         turned = s.turned + token * kc / kDepth;
         k_by_token = s.k_by_token + token * kc / kDepth;
-        values = s.values + token * vc, deltas = s.deltas + token * vc, decayed_reads = s.decayed_reads + token * vc;
         gram_k = s.grams + chunk * (2 * C * C);
         gram_q = gram_k + C * C;
+    }
+
+    HWY_INLINE void enter_head(std::size_t slot) {
+        head = call.value_head(task.key_head, static_cast<std::int32_t>(round + slot));
+        state = entering(static_cast<std::size_t>(first) / C, slot);
+        adjoint = adjoint_of(slot);
+        const std::size_t at_token = (slot * tokens + static_cast<std::size_t>(first)) * vc;
+        values = s.values + at_token, deltas = s.deltas + at_token, decayed_reads = s.decayed_reads + at_token;
         s.gates.fill(call, task.span, first, n, rows, head);
     }
+
+    std::size_t used_chunks() const { return (static_cast<std::size_t>(task.span.length) + C - 1) / C; }
 
     // Keys, queries and their Gram matrices of the chunk; every value head of the group reads them in both passes.
     HWY_INLINE void load_keys() {
@@ -333,46 +361,59 @@ struct BackwardRun {
 
     HWY_INLINE void store_adjoint(const StateRef& to, std::int64_t row) const {
         const std::size_t strip = strip_columns();
-        if (adjoint_scale != 1.0f) scale_row(s.sum, vc * kc, adjoint_scale);
+        if (adjoint_scale != 1.0f) scale_row(adjoint.sum, vc * kc, adjoint_scale);
         for (std::size_t v0 = 0; v0 < dim_v; v0 += strip) {
-            transpose(s.sum + v0 * kc, kc, strip, kc, s.tile, strip);
+            transpose(adjoint.sum + v0 * kc, kc, strip, kc, s.tile, strip);
             store_tile({s.tile, strip, dim_k, kc}, v0, std::min(strip, dim_v - v0), to, row, head, s.turn);
         }
     }
 
-    // Pass one over one value head.
-    HWY_INLINE void recompute(bool first_of_group) {
-        if (task.first)
-            load_turned(call.initial_state, task.sequence, 1.0f, entering(0));
-        else
-            load_turned(carry_ref(task.carry_in), 0, 1.0f, entering(0));
-        for (std::int64_t t = 0; t < task.span.length; t += std::int64_t(C)) {
-            enter_chunk(t);
-            if (first_of_group) load_keys();
-            fill_matrices(false);
-            load_rows(call.v, head, dim_v, vc, values);
-            read_state<Operand>(vc, kc, rows, state.by_key, turned, s.read_turned);
-            transpose(s.read_turned, C, vc, rows, deltas, vc);
-            const FloatTag d;
-            for (std::size_t i = 0; i < rows; ++i) {
-                const auto e = hn::Set(d, s.gates.decay[i]), beta = hn::Set(d, s.gates.beta[i]);
-                for (std::size_t v = i * vc; v < (i + 1) * vc; v += lanes()) {
-                    const auto eu = hn::Mul(e, hn::Load(d, deltas + v));
-                    hn::Store(eu, d, decayed_reads + v);
-                    hn::Store(hn::Mul(beta, hn::Sub(hn::Load(d, values + v), eu)), d, deltas + v);
-                }
-            }
-            substitute(deltas);
-            if (t + std::int64_t(C) >= task.span.length) break;  // nobody asks for the final state
-            s.x.fill_by_token(deltas, s.gates.rest, vc, rows);
-            const Term<Operand> term{s.x.by_token, k_by_token};
-            update_state(vc, kc, rows, s.gates.total, state, &term, 1, entering(std::size_t(t) / C + 1));
-        }
+    // Asks for what a pass reads (or writes) of tensor x after the head in `slot`: the next head of this chunk, or the
+    // first head of chunk `next`.
+    HWY_INLINE void ask_ahead(const TokenRef& x, std::size_t slot, std::size_t next, RowsAhead& ahead) const {
+        const bool same_chunk = slot + 1 < heads;
+        const std::int64_t begin = same_chunk ? first : static_cast<std::int64_t>(next * C);
+        const std::int64_t end = std::min<std::int64_t>(begin + std::int64_t(C), task.span.length);
+        ahead.add(x, task.span.batch, task.span.begin + begin, task.span.begin + end,
+                  call.value_head(task.key_head, static_cast<std::int32_t>(round + (same_chunk ? slot + 1 : 0))),
+                  dim_v);
     }
 
-    // One chunk of pass two.
-    HWY_INLINE void chunk_back(std::int64_t t) {
-        enter_chunk(t);
+    // One chunk of pass one of the head in `slot`.
+    HWY_INLINE void recompute(std::size_t slot) {
+        enter_head(slot);
+        fill_matrices(false);
+        load_rows(call.v, head, dim_v, vc, values);
+        read_state<Operand>(vc, kc, rows, state.by_key, turned, s.read_turned);
+        transpose(s.read_turned, C, vc, rows, deltas, vc);
+        const FloatTag d;
+        for (std::size_t i = 0; i < rows; ++i) {
+            const auto e = hn::Set(d, s.gates.decay[i]), beta = hn::Set(d, s.gates.beta[i]);
+            for (std::size_t v = i * vc; v < (i + 1) * vc; v += lanes()) {
+                const auto eu = hn::Mul(e, hn::Load(d, deltas + v));
+                hn::Store(eu, d, decayed_reads + v);
+                hn::Store(hn::Mul(beta, hn::Sub(hn::Load(d, values + v), eu)), d, deltas + v);
+            }
+        }
+        substitute(deltas);
+        const std::size_t next = static_cast<std::size_t>(first) / C + 1;
+        if (next >= used_chunks()) return;  // nobody asks for the final state
+        s.x.fill_by_token(deltas, s.gates.rest, vc, rows);
+        const Term<Operand> term{s.x.by_token, k_by_token};
+        RowsAhead ahead;
+        ask_ahead(call.v, slot, next, ahead);
+        if (round == 0 && slot + 1 == heads) {
+            const std::int64_t begin = task.span.begin + std::int64_t(next * C);
+            const std::int64_t end = std::min(begin + std::int64_t(C), task.span.begin + task.span.length);
+            ahead.add(call.k, task.span.batch, begin, end, task.key_head, dim_k);
+            ahead.add(call.q, task.span.batch, begin, end, task.key_head, dim_k);
+        }
+        update_state(vc, kc, rows, s.gates.total, state, &term, 1, entering(next, slot), ahead);
+    }
+
+    // One chunk of pass two of the head in `slot`.
+    HWY_INLINE void chunk_back(std::size_t slot) {
+        enter_head(slot);
         fill_matrices(true);
         const ChunkGates& g = s.gates;
         load_rows(call.d_o, head, dim_v, vc, s.d_o_rows);
@@ -417,7 +458,13 @@ struct BackwardRun {
             s.d_u.fill_residual(s.w, s.u_factor, vc, rows, s.d_u_residual);
             terms[2] = {s.d_u_residual, k_by_token};
         }
-        update_state(vc, kc, rows, g.total, adjoint, terms, 1 + kDepth, adjoint);
+        RowsAhead ahead;
+        if (first > 0 || slot + 1 < heads) {
+            const std::size_t next = static_cast<std::size_t>(first) / C - 1;  // not looked at in the first chunk
+            ask_ahead(call.d_o, slot, next, ahead);
+            if (!task.adjoint_out) ask_ahead(call.d_v, slot, next, ahead);
+        }
+        update_state(vc, kc, rows, g.total, adjoint, terms, 1 + kDepth, adjoint, ahead);
     }
 
     // W' += P^T dO, before the substitution.
@@ -488,14 +535,16 @@ struct BackwardRun {
 
     // gain_ji enters gamma at token i and leaves it at token j.
     HWY_INLINE void sum_gains() const {
+        const hn::CappedTag<double, 8> d;
+        const hn::Rebind<float, decltype(d)> df;
         for (std::size_t j = 0; j < n; ++j) {
-            const float* gain = s.gain + j * C;
-            double leaves = 0.0;
-            for (std::size_t i = j + 1; i < n; ++i) {
-                s.d_gamma[i] += double(gain[i]);
-                leaves += double(gain[i]);
+            auto leaves = hn::Zero(d);
+            for (std::size_t i = j / lanes() * lanes(); i < rows; i += hn::Lanes(d)) {
+                const auto gain = hn::PromoteTo(d, hn::LoadU(df, s.gain + j * C + i));
+                hn::StoreU(hn::Add(hn::LoadU(d, s.d_gamma + i), gain), d, s.d_gamma + i);
+                leaves = hn::Add(leaves, gain);
             }
-            s.d_gamma[j] -= leaves;
+            s.d_gamma[j] -= hn::GetLane(hn::SumOfLanes(d, leaves));
         }
     }
 
@@ -608,14 +657,13 @@ struct BackwardRun {
         if (task.d_A_log) task.d_A_log[head] += d_A_log, task.d_dt_bias[head] += d_bias;
     }
 
-    // Through the norms: d x = n (d x^ - x^ <x^, d x^>), x^ = n x; queries carry scale on top.
-    HWY_INLINE void store_tokens(const TokenRef& x, const TokenRef& to, float factor, float* grad) {
+    // A chunk's gradients through the norms: d x = n (d x^ - x^ <x^, d x^>), x^ = n x; queries carry scale on top.
+    HWY_INLINE void store_tokens(const TokenRef& x, const TokenRef& to, float factor, float* grad) const {
         if (!to) return;
-        for (std::int64_t t = 0; t < task.span.length; ++t) {
-            float* row = grad + std::size_t(t) * kc;
-            const std::int64_t b = task.span.batch, token = task.span.begin + t;
+        for (std::size_t t = 0; t < n; ++t) {
+            float* row = grad + t * kc;
             if (call.problem.qk_l2norm) {
-                load_row(x.data, x.dtype, x.offset(b, token, task.key_head), dim_k, s.row);
+                load_row(x.data, x.dtype, at(x, t, task.key_head), dim_k, s.row);
                 for (std::size_t j = dim_k; j < kc; ++j) s.row[j] = 0.0f;
                 const float norm = inverse_norm(call, s.row, dim_k);
                 const float along = dot(s.row, row, kc) * norm * norm;
@@ -623,30 +671,69 @@ struct BackwardRun {
             } else if (factor != 1.0f) {
                 scale_row(row, kc, factor);
             }
-            store_row(row, dim_k, to.data, to.dtype, to.offset(b, token, task.key_head));
+            store_row(row, dim_k, to.data, to.dtype, at(to, t, task.key_head));
         }
     }
 
-    HWY_INLINE void run() {
-        const std::size_t chunks = (static_cast<std::size_t>(task.span.length) + C - 1) / C;
-        fill(s.d_q, chunks * C * kc, 0.0f);
-        fill(s.d_k, chunks * C * kc, 0.0f);
-        for (std::int32_t r = 0; r < task.shape.group; ++r) {
-            head = call.value_head(task.key_head, r);
-            recompute(r == 0);
-            if (task.last)
-                load_turned(call.d_final_state, task.sequence, 1.0f / adjoint_scale, adjoint);
+    // The states that the round's heads start from, and their adjoints at the end.
+    HWY_INLINE void load_states() {
+        for (std::size_t slot = 0; slot < heads; ++slot) {
+            head = call.value_head(task.key_head, static_cast<std::int32_t>(round + slot));
+            if (task.first)
+                load_turned(call.initial_state, task.sequence, 1.0f, entering(0, slot));
             else
-                load_turned(carry_ref(task.adjoint_in), 0, 1.0f / adjoint_scale, adjoint);
-            for (std::size_t c = chunks; c-- > 0;) chunk_back(std::int64_t(c * C));
+                load_turned(carry_ref(task.carry_in), 0, 1.0f, entering(0, slot));
+        }
+    }
+
+    HWY_INLINE void load_adjoints() {
+        for (std::size_t slot = 0; slot < heads; ++slot) {
+            head = call.value_head(task.key_head, static_cast<std::int32_t>(round + slot));
+            if (task.last)
+                load_turned(call.d_final_state, task.sequence, 1.0f / adjoint_scale, adjoint_of(slot));
+            else
+                load_turned(carry_ref(task.adjoint_in), 0, 1.0f / adjoint_scale, adjoint_of(slot));
+        }
+    }
+
+    HWY_INLINE void store_adjoints() {
+        for (std::size_t slot = 0; slot < heads; ++slot) {
+            head = call.value_head(task.key_head, static_cast<std::int32_t>(round + slot));
+            adjoint = adjoint_of(slot);
             if (task.adjoint_out)
                 store_adjoint(carry_ref(task.adjoint_out), 0);
             else if (task.first && call.d_initial_state)
                 store_adjoint(call.d_initial_state, task.sequence);
         }
-        if (task.adjoint_out) return;
-        store_tokens(call.q, call.d_q, call.problem.scale, s.d_q);
-        store_tokens(call.k, call.d_k, 1.0f, s.d_k);
+    }
+
+    HWY_INLINE void run_round() {
+        load_states();
+        for (std::size_t chunk = 0; chunk < used_chunks(); ++chunk) {
+            enter_chunk(chunk);
+            if (round == 0) load_keys();
+            for (std::size_t slot = 0; slot < heads; ++slot) recompute(slot);
+        }
+        load_adjoints();
+        for (std::size_t chunk = used_chunks(); chunk-- > 0;) {
+            enter_chunk(chunk);
+            if (round == 0) {
+                fill(d_q, rows * kc, 0.0f);
+                fill(d_k, rows * kc, 0.0f);
+            }
+            for (std::size_t slot = 0; slot < heads; ++slot) chunk_back(slot);
+            if (task.adjoint_out || round + heads < group) continue;
+            store_tokens(call.q, call.d_q, call.problem.scale, d_q);
+            store_tokens(call.k, call.d_k, 1.0f, d_k);
+        }
+        store_adjoints();
+    }
+
+    HWY_INLINE void run() {
+        for (round = 0; round < group; round += most_heads) {
+            heads = std::min(most_heads, group - round);
+            run_round();
+        }
     }
 };
 
@@ -667,7 +754,8 @@ std::size_t backward_bytes(const Shape& shape, std::int64_t tokens) {
     BackwardScratch<Operand> s;
     Taker taker{nullptr};
     s.book(taker, whole_strips(static_cast<std::size_t>(shape.dim_k)),
-           whole_strips(static_cast<std::size_t>(shape.dim_v)), static_cast<std::size_t>(tokens));
+           whole_strips(static_cast<std::size_t>(shape.dim_v)), static_cast<std::size_t>(tokens),
+           static_cast<std::size_t>(shape.group));
     return taker.bytes();
 }
 
