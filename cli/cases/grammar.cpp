@@ -34,8 +34,8 @@ std::string known_items() {
     return text;
 }
 
-// "" or the sentence that says why the token is refused.
-std::string read_item(Case& c, std::string_view token, std::size_t position) {
+// "" or the sentence that says why the token is refused. Adds the item to those given so far.
+std::string read_item(Case& c, std::string_view token, std::size_t position, std::vector<const Item*>& given) {
     const std::size_t equals = token.find('=');
     std::string_view name = token.substr(0, equals);
     std::string_view value = equals == std::string_view::npos ? std::string_view() : token.substr(equals + 1);
@@ -59,6 +59,10 @@ std::string read_item(Case& c, std::string_view token, std::size_t position) {
         }
     }
     if (!item) return complaint(position, token, known_items());
+    if (std::find(given.begin(), given.end(), item) != given.end()) {
+        return complaint(position, token, std::string(item->name) + " once");
+    }
+    given.push_back(item);
     if (item->read(c, value)) return "";
     return complaint(position, token, std::string(item->name) + " with " + item->allowed);
 }
@@ -150,31 +154,27 @@ Parsed<Case> parse_case(std::string_view line) {
         c.tokens = 1;
         c.initial = true;
     }
-    bool t_given = false, hv_given = false, v_given = false;
+    std::vector<const Item*> given;
     for (std::size_t begin = colon + 1; begin < line.size();) {
         std::size_t end = begin;
         for (int depth = 0; end < line.size() && (line[end] != ',' || depth > 0); ++end) {
             depth += line[end] == '[' ? 1 : line[end] == ']' ? -1 : 0;
         }
         const std::string_view token = line.substr(begin, end - begin);
-        result.error = read_item(c, token, begin);
+        result.error = read_item(c, token, begin, given);
         if (!result.ok()) return result;
-        const auto is_size = [&](std::string_view name) {
-            return token.size() > name.size() && token.substr(0, name.size()) == name &&
-                   (token[name.size()] == '=' || (token[name.size()] >= '0' && token[name.size()] <= '9'));
-        };
-        t_given = t_given || is_size("t");
-        hv_given = hv_given || is_size("hv");
-        v_given = v_given || is_size("v");
         begin = end + 1;
         if (end + 1 == line.size()) {
             result.error = complaint(end, ",", "an item after the comma");
             return result;
         }
     }
-    if (!hv_given) c.heads_v = c.heads_k;
-    if (!v_given) c.dim_v = c.dim_k;
-    if (c.packed() && !t_given) {
+    const auto is_given = [&](std::string_view name) {
+        return std::any_of(given.begin(), given.end(), [&](const Item* item) { return name == item->name; });
+    };
+    if (!is_given("hv")) c.heads_v = c.heads_k;
+    if (!is_given("v")) c.dim_v = c.dim_k;
+    if (c.packed() && !is_given("t")) {
         c.tokens = 0;
         for (const std::int64_t n : c.lens) c.tokens += n;
     }
@@ -182,7 +182,7 @@ Parsed<Case> parse_case(std::string_view line) {
         const std::int64_t columns = c.verify == Verify::slots ? (c.columns ? c.columns : c.tokens) : 1;
         c.pool = c.sequences() * columns + 2;
     }
-    if (c.pool > 0 && c.pass == Pass::forward && line.find("noh0") == std::string_view::npos) c.initial = true;
+    if (c.pool > 0 && c.pass == Pass::forward && !is_given("noh0")) c.initial = true;
     result.error = validate(c);
     return result;
 }

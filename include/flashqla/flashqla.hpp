@@ -217,6 +217,8 @@ struct PlanOptions {
     // independent of the number of threads; it costs the automatic split by time when there are few heads.
     bool deterministic = false;
     // A sequence's bits do not depend on its neighbours in the batch, nor on the number of threads.
+    // NOTE: they may depend on where its checkpoints lie: a chunk ends at each, so `o` can differ in its last bits from
+    // a run without checkpoints.
     bool batch_invariant = false;
 };
 

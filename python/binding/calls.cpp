@@ -1,8 +1,13 @@
 // The calls of flashqla.hpp as tvm-ffi functions: DLPack in, one sentence out. Nothing is allocated but the workspace;
 // outputs are the caller's tensors. tvm-ffi releases Python's interpreter lock around every call.
 //
-// NOTE: the order of the arguments is written once more in python/flash_qla/_native.py.
+// A call returns 0, or, before anything is computed, bits for the arguments (by position) that must be made contiguous
+// first: token tensors and vectors need unit stride in the last dimension, states contiguous inner matrices. The caller
+// copies those and calls again. Asking torch for strides beforehand would cost microseconds in every call.
 #include <tvm/ffi/tvm_ffi.h>
+
+#include <algorithm>
+#include <chrono>
 
 #include "plans.hpp"
 #include "scratch.hpp"
@@ -23,19 +28,57 @@ Settings settings_of(std::int64_t modes, double scale, const String& backend, st
     return settings;
 }
 
+// Collects the bits of arguments to copy. One object a call, asked for every argument in order.
+class Copies {
+public:
+    explicit Copies(std::int64_t modes) noexcept : extra_(extra_of(modes)) {}
+
+    // A tensor whose last stride must be 1.
+    template <class T>
+    TensorView rows(const char* name, const T& tensor) {
+        return note(view_of(name, tensor, extra_), 1);
+    }
+    // States, whose last two dimensions must be contiguous.
+    template <class T>
+    TensorView states(const char* name, const T& tensor) {
+        return note(view_of(name, tensor, extra_), 2);
+    }
+    // The caller's memory, or an index tensor of any stride: never copied.
+    template <class T>
+    TensorView as_is(const char* name, const T& tensor) {
+        return note(view_of(name, tensor, extra_), 0);
+    }
+    std::int64_t bits() const noexcept { return bits_; }
+
+private:
+    TensorView note(const TensorView& view, int inner) {
+        std::int64_t expected = 1;
+        for (int axis = view.rank - 1; axis >= 0 && axis >= view.rank - inner; --axis) {
+            if (view.shape[axis] > 1 && view.stride[axis] != expected) bits_ |= std::int64_t{1} << position_;
+            expected *= view.shape[axis];
+        }
+        ++position_;
+        return view;
+    }
+
+    Extra extra_;
+    std::int64_t bits_ = 0;
+    int position_ = 0;
+};
+
 // The arguments that all passes share, under the same names in all three structs.
 template <class Args>
-void fill_inputs(Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
+void fill_inputs(Copies& copies, Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
                  const OptionalTensor& beta, const OptionalTensor& A_log, const OptionalTensor& dt_bias,
                  const OptionalTensor& cu_seqlens) {
-    args.q = view_of("q", q);                             // [B,T,Hk,K]
-    args.k = view_of("k", k);                             // [B,T,Hk,K]
-    args.v = view_of("v", v);                             // [B,T,Hv,V]
-    args.g = view_of("g", g);                             // [B,T,Hv]
-    args.beta = view_of("beta", beta);                    // [B,T,Hv]
-    args.A_log = view_of("A_log", A_log);                 // [Hv]
-    args.dt_bias = view_of("dt_bias", dt_bias);           // [Hv]
-    args.cu_seqlens = view_of("cu_seqlens", cu_seqlens);  // [N+1]
+    args.q = copies.rows("q", q);                             // [B,T,Hk,K]
+    args.k = copies.rows("k", k);                             // [B,T,Hk,K]
+    args.v = copies.rows("v", v);                             // [B,T,Hv,V]
+    args.g = copies.rows("g", g);                             // [B,T,Hv]
+    args.beta = copies.rows("beta", beta);                    // [B,T,Hv]
+    args.A_log = copies.rows("A_log", A_log);                 // [Hv]
+    args.dt_bias = copies.rows("dt_bias", dt_bias);           // [Hv]
+    args.cu_seqlens = copies.rows("cu_seqlens", cu_seqlens);  // [N+1]
 }
 
 template <class Args>
@@ -43,79 +86,118 @@ Plan plan_of(const Args& args, DType out, const Settings& settings) {
     return cached_plan(problem_of(args.q, args.v, args.cu_seqlens, out, settings), args.q.device, options_of(settings));
 }
 
-void forward_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor A_log,
-                  OptionalTensor dt_bias, OptionalTensor cu_seqlens, OptionalTensor initial_state,
-                  OptionalTensor final_state, OptionalTensor state_indices, OptionalTensor state_indices_out,
-                  OptionalTensor has_initial_state, OptionalTensor checkpoints, OptionalTensor checkpoint_list, Tensor o,
-                  std::int64_t modes, double scale, std::int64_t checkpoint_every, std::int64_t decode_rows,
-                  String backend, std::int64_t threads, std::int64_t context_split) {
+std::int64_t forward_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor A_log,
+                          OptionalTensor dt_bias, OptionalTensor cu_seqlens, OptionalTensor initial_state,
+                          OptionalTensor final_state, OptionalTensor state_indices, OptionalTensor state_indices_out,
+                          OptionalTensor has_initial_state, OptionalTensor checkpoints, OptionalTensor checkpoint_list,
+                          Tensor o, std::int64_t modes, double scale, std::int64_t checkpoint_every,
+                          std::int64_t decode_rows, String backend, std::int64_t threads, std::int64_t context_split) {
+    Copies copies(modes);
     ForwardArgs args;
-    fill_inputs(args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens);
-    args.initial_state = view_of("initial_state", initial_state);              // [N or slots,Hv,..]
-    args.final_state = view_of("final_state", final_state);                    // [N or slots,Hv,..]
-    args.state_indices = view_of("state_indices", state_indices);              // [N]
-    args.state_indices_out = view_of("state_indices_out", state_indices_out);  // [N]
-    args.has_initial_state = view_of("has_initial_state", has_initial_state);  // [N]
-    args.checkpoints = view_of("checkpoints", checkpoints);                    // [rows,Hv,..]
-    args.checkpoint_list = view_of("checkpoint_list", checkpoint_list);        // [rows,2]
-    args.o = view_of("o", o);                                                  // [B,T,Hv,V]
+    fill_inputs(copies, args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens);
+    args.initial_state = copies.states("initial_state", initial_state);             // [N or slots,Hv,..]
+    args.final_state = copies.as_is("final_state", final_state);                    // [N or slots,Hv,..]
+    args.state_indices = copies.as_is("state_indices", state_indices);              // [N]
+    args.state_indices_out = copies.as_is("state_indices_out", state_indices_out);  // [N]
+    args.has_initial_state = copies.rows("has_initial_state", has_initial_state);   // [N]
+    args.checkpoints = copies.as_is("checkpoints", checkpoints);                    // [rows,Hv,..]
+    args.checkpoint_list = copies.rows("checkpoint_list", checkpoint_list);         // [rows,2]
+    args.o = copies.as_is("o", o);                                                  // [B,T,Hv,V]
 
+    if (copies.bits() != 0) return copies.bits();
     Settings settings = settings_of(modes, scale, backend, threads, context_split);
     settings.checkpoint_every = checkpoint_every;
     settings.decode_rows = decode_rows;
     const Plan plan = plan_of(args, args.o.dtype, settings);
     const Scratch scratch(plan.device(), plan.workspace_bytes(Pass::forward));
     raise_if_bad(forward(plan, args, scratch.get(), current_stream(plan.device())));
+    return 0;
 }
 
-void backward_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor A_log,
-                   OptionalTensor dt_bias, OptionalTensor cu_seqlens, OptionalTensor initial_state, OptionalTensor d_o,
-                   OptionalTensor d_final_state, OptionalTensor d_q, OptionalTensor d_k, OptionalTensor d_v,
-                   OptionalTensor d_g, OptionalTensor d_beta, OptionalTensor d_A_log, OptionalTensor d_dt_bias,
-                   OptionalTensor d_initial_state, std::int64_t modes, double scale, String backend,
-                   std::int64_t threads, std::int64_t context_split) {
+std::int64_t backward_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor A_log,
+                           OptionalTensor dt_bias, OptionalTensor cu_seqlens, OptionalTensor initial_state,
+                           OptionalTensor d_o, OptionalTensor d_final_state, OptionalTensor d_q, OptionalTensor d_k,
+                           OptionalTensor d_v, OptionalTensor d_g, OptionalTensor d_beta, OptionalTensor d_A_log,
+                           OptionalTensor d_dt_bias, OptionalTensor d_initial_state, std::int64_t modes, double scale,
+                           String backend, std::int64_t threads, std::int64_t context_split) {
+    Copies copies(modes);
     BackwardArgs args;
-    fill_inputs(args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens);
-    args.initial_state = view_of("initial_state", initial_state);        // [N,Hv,..]
-    args.d_o = view_of("d_o", d_o);                                      // [B,T,Hv,V]
-    args.d_final_state = view_of("d_final_state", d_final_state);        // [N,Hv,..]
-    args.d_q = view_of("d_q", d_q);                                      // [B,T,Hk,K]
-    args.d_k = view_of("d_k", d_k);                                      // [B,T,Hk,K]
-    args.d_v = view_of("d_v", d_v);                                      // [B,T,Hv,V]
-    args.d_g = view_of("d_g", d_g);                                      // [B,T,Hv]
-    args.d_beta = view_of("d_beta", d_beta);                             // [B,T,Hv]
-    args.d_A_log = view_of("d_A_log", d_A_log);                          // [Hv]
-    args.d_dt_bias = view_of("d_dt_bias", d_dt_bias);                    // [Hv]
-    args.d_initial_state = view_of("d_initial_state", d_initial_state);  // [N,Hv,..]
+    fill_inputs(copies, args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens);
+    args.initial_state = copies.states("initial_state", initial_state);       // [N,Hv,..]
+    args.d_o = copies.rows("d_o", d_o);                                       // [B,T,Hv,V]
+    args.d_final_state = copies.states("d_final_state", d_final_state);       // [N,Hv,..]
+    args.d_q = copies.as_is("d_q", d_q);                                      // [B,T,Hk,K]
+    args.d_k = copies.as_is("d_k", d_k);                                      // [B,T,Hk,K]
+    args.d_v = copies.as_is("d_v", d_v);                                      // [B,T,Hv,V]
+    args.d_g = copies.as_is("d_g", d_g);                                      // [B,T,Hv]
+    args.d_beta = copies.as_is("d_beta", d_beta);                             // [B,T,Hv]
+    args.d_A_log = copies.as_is("d_A_log", d_A_log);                          // [Hv]
+    args.d_dt_bias = copies.as_is("d_dt_bias", d_dt_bias);                    // [Hv]
+    args.d_initial_state = copies.as_is("d_initial_state", d_initial_state);  // [N,Hv,..]
 
+    if (copies.bits() != 0) return copies.bits();
     const Settings settings = settings_of(modes | kForBackward, scale, backend, threads, context_split);
     const Plan plan = plan_of(args, DType::none, settings);
     const Scratch scratch(plan.device(), plan.workspace_bytes(Pass::backward));
     raise_if_bad(backward(plan, args, scratch.get(), current_stream(plan.device())));
+    return 0;
 }
 
-void decode_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor A_log,
-                 OptionalTensor dt_bias, OptionalTensor cu_seqlens, Tensor state, OptionalTensor state_indices,
-                 OptionalTensor state_indices_out, OptionalTensor has_initial_state, OptionalTensor num_accepted,
-                 OptionalTensor intermediate_states, OptionalTensor intermediate_indices, OptionalTensor parent_tokens,
-                 Tensor o, bool commit_state, std::int64_t modes, double scale, String backend, std::int64_t threads) {
+DecodeArgs decode_args(Copies& copies, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
+                       const OptionalTensor& beta, const OptionalTensor& A_log, const OptionalTensor& dt_bias,
+                       const OptionalTensor& cu_seqlens, const Tensor& state, const OptionalTensor& state_indices,
+                       const OptionalTensor& state_indices_out, const OptionalTensor& has_initial_state,
+                       const OptionalTensor& num_accepted, const OptionalTensor& intermediate_states,
+                       const OptionalTensor& intermediate_indices, const OptionalTensor& parent_tokens, const Tensor& o,
+                       bool commit_state) {
     DecodeArgs args;
-    fill_inputs(args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens);
-    args.state = view_of("state", state);                                               // [slots,Hv,..]
-    args.state_indices = view_of("state_indices", state_indices);                       // [N] or [N,S]
-    args.state_indices_out = view_of("state_indices_out", state_indices_out);           // [N]
-    args.has_initial_state = view_of("has_initial_state", has_initial_state);           // [N]
-    args.num_accepted = view_of("num_accepted", num_accepted);                          // [N]
-    args.intermediate_states = view_of("intermediate_states", intermediate_states);     // [M,>=T,Hv,..]
-    args.intermediate_indices = view_of("intermediate_indices", intermediate_indices);  // [N]
-    args.parent_tokens = view_of("parent_tokens", parent_tokens);                       // [N,>=T]
-    args.o = view_of("o", o);                                                           // [B,T,Hv,V]
+    fill_inputs(copies, args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens);
+    args.state = copies.as_is("state", state);                                              // [slots,Hv,..]
+    args.state_indices = copies.as_is("state_indices", state_indices);                      // [N] or [N,S]
+    args.state_indices_out = copies.as_is("state_indices_out", state_indices_out);          // [N]
+    args.has_initial_state = copies.rows("has_initial_state", has_initial_state);           // [N]
+    args.num_accepted = copies.rows("num_accepted", num_accepted);                          // [N]
+    args.intermediate_states = copies.as_is("intermediate_states", intermediate_states);    // [M,>=T,Hv,..]
+    args.intermediate_indices = copies.rows("intermediate_indices", intermediate_indices);  // [N]
+    args.parent_tokens = copies.rows("parent_tokens", parent_tokens);                       // [N,>=T]
+    args.o = copies.as_is("o", o);                                                          // [B,T,Hv,V]
     args.commit_state = commit_state;
+    return args;
+}
 
-    const Settings settings = settings_of(modes, scale, backend, threads, 0);
-    const Plan plan = plan_of(args, args.o.dtype, settings);
+std::int64_t decode_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor A_log,
+                         OptionalTensor dt_bias, OptionalTensor cu_seqlens, Tensor state, OptionalTensor state_indices,
+                         OptionalTensor state_indices_out, OptionalTensor has_initial_state,
+                         OptionalTensor num_accepted, OptionalTensor intermediate_states,
+                         OptionalTensor intermediate_indices, OptionalTensor parent_tokens, Tensor o, bool commit_state,
+                         std::int64_t modes, double scale, String backend, std::int64_t threads) {
+    Copies copies(modes);
+    const DecodeArgs args = decode_args(copies, q, k, v, g, beta, A_log, dt_bias, cu_seqlens, state, state_indices,
+                                        state_indices_out, has_initial_state, num_accepted, intermediate_states,
+                                        intermediate_indices, parent_tokens, o, commit_state);
+    if (copies.bits() != 0) return copies.bits();
+    const Plan plan = plan_of(args, args.o.dtype, settings_of(modes, scale, backend, threads, 0));
     const Scratch scratch(plan.device(), plan.workspace_bytes(Pass::decode));
     raise_if_bad(decode(plan, args, scratch.get(), current_stream(plan.device())));
+    return 0;
+}
+
+// For bench/python_overhead.py: seconds of one flashqla::decode, called `repeats` times by C++ with a plan at hand.
+double decode_seconds(std::int64_t repeats, Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta,
+                      OptionalTensor A_log, OptionalTensor dt_bias, Tensor state, OptionalTensor state_indices,
+                      Tensor o, std::int64_t modes, std::int64_t threads) {
+    const OptionalTensor no;
+    Copies copies(modes);
+    const DecodeArgs args = decode_args(copies, q, k, v, g, beta, A_log, dt_bias, no, state, state_indices, no, no, no,
+                                        no, no, no, o, true);
+    const Plan plan = plan_of(args, args.o.dtype, settings_of(modes, 0.0, "", threads, 0));
+    const Scratch scratch(plan.device(), plan.workspace_bytes(Pass::decode));
+    const auto begin = std::chrono::steady_clock::now();
+    for (std::int64_t i = 0; i < repeats; ++i) {
+        raise_if_bad(decode(plan, args, scratch.get(), current_stream(plan.device())));
+    }
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+    return elapsed.count() / static_cast<double>(std::max<std::int64_t>(repeats, 1));
 }
 
 // The sizes that a plan needs and commit() has no tensors for come from the pool [slots,Hv,..] and the buffer
@@ -123,11 +205,11 @@ void decode_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor 
 void commit_call(Tensor state, OptionalTensor state_indices, Tensor intermediate_states,
                  OptionalTensor intermediate_indices, Tensor accepted, std::int64_t modes) {
     CommitArgs args;
-    args.state = view_of("state", state);
-    args.state_indices = view_of("state_indices", state_indices);
-    args.intermediate_states = view_of("intermediate_states", intermediate_states);
-    args.intermediate_indices = view_of("intermediate_indices", intermediate_indices);
-    args.accepted = view_of("accepted", accepted);
+    args.state = view_of("state", state, extra_of(modes));
+    args.state_indices = view_of("state_indices", state_indices, extra_of(modes));
+    args.intermediate_states = view_of("intermediate_states", intermediate_states, extra_of(modes));
+    args.intermediate_indices = view_of("intermediate_indices", intermediate_indices, extra_of(modes));
+    args.accepted = view_of("accepted", accepted, extra_of(modes));
     if (args.state.rank != 4) {
         raise("ValueError", "flash_qla: state has " + std::to_string(args.state.rank) +
                                 " dimensions; its shape must be [slots,Hv,K,V] or [slots,Hv,V,K]");
@@ -137,8 +219,8 @@ void commit_call(Tensor state, OptionalTensor state_indices, Tensor intermediate
                                 " dimensions; its shape must be [M,T,Hv,K,V] or [M,T,Hv,V,K]");
     }
     if (args.accepted.rank != 1) {
-        raise("ValueError", "flash_qla: accepted has " + std::to_string(args.accepted.rank) +
-                                " dimensions; its shape must be [N]");
+        raise("ValueError",
+              "flash_qla: accepted has " + std::to_string(args.accepted.rank) + " dimensions; its shape must be [N]");
     }
     const bool v_first = (modes & kStateVFirst) != 0;
     Problem p;
@@ -159,6 +241,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, forward_call)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(backward, backward_call)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(decode, decode_call)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(commit, commit_call)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(decode_seconds, decode_seconds)
 
 }  // namespace
 }  // namespace flashqla::python

@@ -45,8 +45,8 @@ Array<Any> plan_text(std::int64_t batch, std::int64_t tokens, std::int64_t seque
     settings.threads = threads;
     settings.context_split = context_split;
     const Device device{static_cast<DeviceType>(device_type), static_cast<std::int32_t>(device_index)};
-    const Plan plan = cached_plan(problem_of(q, v, cu_seqlens, dtype("output_dtype", out), settings), device,
-                                  options_of(settings));
+    const Plan plan =
+        cached_plan(problem_of(q, v, cu_seqlens, dtype("output_dtype", out), settings), device, options_of(settings));
     Array<Any> answer;
     answer.push_back(String(plan.explain()));
     for (const Pass pass : {Pass::forward, Pass::backward, Pass::decode}) {
@@ -61,8 +61,8 @@ Array<Any> plan_text(std::int64_t batch, std::int64_t tokens, std::int64_t seque
 
 String info_text() {
     const CacheCounts counts = cache_counts();
-    return system_info() + "plans kept: " + std::to_string(counts.kept) + "\nplans made: " +
-           std::to_string(counts.made) + "\nplans found: " + std::to_string(counts.found) + "\n";
+    return system_info() + "plans kept: " + std::to_string(counts.kept) +
+           "\nplans made: " + std::to_string(counts.made) + "\nplans found: " + std::to_string(counts.found) + "\n";
 }
 
 String version_text() { return version(); }

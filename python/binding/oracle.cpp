@@ -27,12 +27,13 @@ TensorView checked(const char* name, const TensorView& view, std::initializer_li
         allowed += (allowed.empty() ? "" : ",") + std::to_string(size);
     }
     if (good) return view;
-    raise("ValueError", std::string("flash_qla.testing: the shape of ") + name + " must be [" + allowed + "], on the CPU");
+    raise("ValueError",
+          std::string("flash_qla.testing: the shape of ") + name + " must be [" + allowed + "], on the CPU");
 }
 
 TokenRef tokens(const char* name, const OptionalTensor& tensor, std::initializer_list<std::int64_t> shape) {
     if (!tensor.has_value()) return {};
-    const TensorView x = checked(name, view_of(name, tensor, Doubles::allowed), shape);
+    const TensorView x = checked(name, view_of(name, tensor, Extra::doubles), shape);
     const int last = x.rank - 1;
     if (x.stride[last] != 1 && x.shape[last] > 1) {
         raise("ValueError", std::string("flash_qla.testing: the last stride of ") + name + " must be 1");
@@ -42,7 +43,7 @@ TokenRef tokens(const char* name, const OptionalTensor& tensor, std::initializer
 
 HeadRef heads(const char* name, const OptionalTensor& tensor, std::int64_t Hv) {
     if (!tensor.has_value()) return {};
-    const TensorView x = checked(name, view_of(name, tensor, Doubles::allowed), {Hv});
+    const TensorView x = checked(name, view_of(name, tensor, Extra::doubles), {Hv});
     return {x.data, x.dtype, x.stride[0]};
 }
 
@@ -50,7 +51,8 @@ StateRef states(const char* name, const OptionalTensor& tensor, const Problem& p
     if (!tensor.has_value()) return {};
     const bool v_first = p.state_layout == StateLayout::vk;
     const std::int64_t K = p.dim_k, V = p.dim_v;
-    const TensorView x = checked(name, view_of(name, tensor, Doubles::allowed), {N, p.heads_v, v_first ? V : K, v_first ? K : V});
+    const TensorView x =
+        checked(name, view_of(name, tensor, Extra::doubles), {N, p.heads_v, v_first ? V : K, v_first ? K : V});
     return {x.data, x.dtype, N, x.stride[0], x.stride[1], x.stride[v_first ? 3 : 2], x.stride[v_first ? 2 : 3]};
 }
 
@@ -63,7 +65,8 @@ IndexRef offsets(const OptionalTensor& tensor, const Problem& p) {
     const IndexRef ref{x.data, x.dtype, x.shape[0], 1, x.stride[0], 0};
     bool good = ref.at(0) == 0 && ref.at(p.sequences) <= p.tokens;
     for (std::int64_t n = 0; n < p.sequences; ++n) good = good && ref.at(n) <= ref.at(n + 1);
-    if (!good) raise("ValueError", "flash_qla.testing: cu_seqlens must start at 0, never decrease and end at or before T");
+    if (!good)
+        raise("ValueError", "flash_qla.testing: cu_seqlens must start at 0, never decrease and end at or before T");
     return ref;
 }
 
@@ -75,11 +78,12 @@ std::int64_t fill(Inputs& in, const Tensor& q, const Tensor& k, const Tensor& v,
     settings.modes = modes;
     settings.scale = scale;
     Problem& p = in.problem;
-    p = problem_of(view_of("q", q, Doubles::allowed), view_of("v", v, Doubles::allowed), view_of("cu_seqlens", cu_seqlens),
+    p = problem_of(view_of("q", q, Extra::doubles), view_of("v", v, Extra::doubles), view_of("cu_seqlens", cu_seqlens),
                    kF64, settings);
     if (p.heads_k < 1 || p.heads_v < 1 || p.heads_v % p.heads_k != 0 || p.dim_k < 1 || p.dim_v < 1) {
-        raise("ValueError", "flash_qla.testing: the number of value heads must be a multiple of the number of key heads, "
-                            "and no head may be empty");
+        raise("ValueError",
+              "flash_qla.testing: the number of value heads must be a multiple of the number of key heads, "
+              "and no head may be empty");
     }
     if (p.scale == 0.0f) p.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.dim_k)));
     const std::int64_t B = p.batch, T = p.tokens, Hk = p.heads_k, Hv = p.heads_v, K = p.dim_k, V = p.dim_v;

@@ -21,7 +21,10 @@ enum Modes : std::int64_t {
     kForBackward = 1 << 10,
     kDeterministic = 1 << 11,
     kBatchInvariant = 1 << 12,
+    kBf16AsU16 = 1 << 13,  // Extra::bf16_as_u16
 };
+
+inline Extra extra_of(std::int64_t modes) noexcept { return modes & kBf16AsU16 ? Extra::bf16_as_u16 : Extra::none; }
 
 // What a call asks for beyond its tensors.
 struct Settings {

@@ -3,6 +3,7 @@
 
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 
@@ -12,9 +13,9 @@ namespace flashqla::python {
 
 // The workspace of one call on this thread.
 //
-// On the CPU it is a buffer that each thread keeps and that grows: asking the framework for a tensor would cost more than
-// a decode step's whole overhead. What is larger than kMostKept goes back to the system after the call, because there
-// the work takes milliseconds and the memory would be missed elsewhere.
+// On the CPU it is a buffer that each thread keeps and that grows: asking the framework for a tensor would cost more
+// than a decode step's whole overhead. What is larger than kMostKept goes back to the system after the call, because
+// there the work takes milliseconds and the memory would be missed elsewhere.
 //
 // On a GPU it comes from the caller's framework (for torch: its caching allocator), which knows the stream that the
 // memory may be reused on.
@@ -43,7 +44,8 @@ private:
     static Memory allocate(std::size_t bytes) {
         Memory memory(std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment));
         if (!memory) {
-            raise("MemoryError", "flash_qla: the workspace of " + std::to_string(bytes) + " bytes could not be allocated");
+            raise("MemoryError",
+                  "flash_qla: the workspace of " + std::to_string(bytes) + " bytes could not be allocated");
         }
         return memory;
     }
@@ -71,8 +73,8 @@ private:
         prototype.ndim = 1;
         prototype.shape = &shape;
         prototype.strides = &stride;
-        tensor_ = tvm::ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, tvm::ffi::ShapeView(&shape, 1),
-                                                 prototype.dtype, prototype.device);
+        tensor_ = tvm::ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, tvm::ffi::ShapeView(&shape, 1), prototype.dtype,
+                                                 prototype.device);
         return tensor_.data_ptr();
     }
 

@@ -3,15 +3,14 @@
 namespace flashqla::python {
 namespace {
 
-DType dtype_of(const char* name, DLDataType dtype, Doubles doubles) {
+DType dtype_of(const char* name, DLDataType dtype, Extra extra) {
     const int code = dtype.code, bits = dtype.bits;
     if (dtype.lanes == 1) {
         if (code == kDLFloat && bits == 32) return DType::f32;
         if (code == kDLFloat && bits == 16) return DType::f16;
-        if (code == kDLFloat && bits == 64 && doubles == Doubles::allowed) return kF64;
+        if (code == kDLFloat && bits == 64 && extra == Extra::doubles) return kF64;
         if (code == kDLBfloat && bits == 16) return DType::bf16;
-        // numpy has no bfloat16: the bits travel as uint16 (numpy_path.py).
-        if (code == kDLUInt && bits == 16) return DType::bf16;
+        if (code == kDLUInt && bits == 16 && extra == Extra::bf16_as_u16) return DType::bf16;
         if (code == kDLInt && bits == 32) return DType::i32;
         if (code == kDLInt && bits == 64) return DType::i64;
         if ((code == kDLUInt || code == kDLBool) && bits == 8) return DType::u8;
@@ -30,20 +29,21 @@ DeviceType device_type_of(const char* name, DLDeviceType type) {
         case kDLCUDAManaged: return DeviceType::cuda;
         default:
             raise("ValueError", std::string("flash_qla: ") + name + " is on a device of DLPack type " +
-                                    std::to_string(static_cast<int>(type)) + "; tensors must be on a CPU or CUDA device");
+                                    std::to_string(static_cast<int>(type)) +
+                                    "; tensors must be on a CPU or CUDA device");
     }
 }
 
 }  // namespace
 
-TensorView view_of(const char* name, const Tensor& tensor, Doubles doubles) {
+TensorView view_of(const char* name, const Tensor& tensor, Extra extra) {
     const int rank = tensor.ndim();
     if (rank > kMaxRank) {
         raise("ValueError", std::string("flash_qla: ") + name + " has " + std::to_string(rank) +
                                 " dimensions; no tensor of a call has more than " + std::to_string(kMaxRank));
     }
     TensorView view;
-    view.dtype = dtype_of(name, tensor.dtype(), doubles);
+    view.dtype = dtype_of(name, tensor.dtype(), extra);
     view.rank = rank;
     view.device = {device_type_of(name, tensor.device().device_type), tensor.device().device_id};
     if (view.device.type == DeviceType::cpu) view.device.index = 0;

@@ -1,10 +1,10 @@
 // DLPack tensors as tvm-ffi hands them over -> views of the contract.
 #pragma once
 
-#include <flashqla/flashqla.hpp>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/optional.h>
+#include <flashqla/flashqla.hpp>
 
 #include <string>
 
@@ -16,11 +16,16 @@ using OptionalTensor = tvm::ffi::Optional<tvm::ffi::TensorView>;
 // A dtype of this binding and of the oracle's room only: double.
 inline constexpr DType kF64 = static_cast<DType>(64);
 
-enum class Doubles { refused, allowed };
+// Dtypes that a call takes beyond those of the contract.
+enum class Extra {
+    none,
+    doubles,      // for the oracle
+    bf16_as_u16,  // numpy has no bfloat16; its bits travel as uint16 (python/flash_qla/numpy_path.py)
+};
 
-TensorView view_of(const char* name, const Tensor& tensor, Doubles doubles = Doubles::refused);
-inline TensorView view_of(const char* name, const OptionalTensor& tensor, Doubles doubles = Doubles::refused) {
-    return tensor.has_value() ? view_of(name, *tensor, doubles) : TensorView{};
+TensorView view_of(const char* name, const Tensor& tensor, Extra extra = Extra::none);
+inline TensorView view_of(const char* name, const OptionalTensor& tensor, Extra extra = Extra::none) {
+    return tensor.has_value() ? view_of(name, *tensor, extra) : TensorView{};
 }
 
 // NOTE: made by hand and not with TVM_FFI_THROW, whose C++ backtrace would be printed below the sentence.

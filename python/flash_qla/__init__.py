@@ -38,7 +38,23 @@ _HOMES = {
     "plan": "planning",
     "info": "planning",
 }
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+__all__ = [
+    "Plan",
+    "PlanOptions",
+    "__version__",
+    "chunk_gated_delta_rule",
+    "chunk_gated_delta_rule_bwd",
+    "chunk_gated_delta_rule_fwd",
+    "chunk_gdn",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_gdn",
+    "gated_delta_rule_commit",
+    "gated_delta_rule_decode",
+    "gated_delta_rule_mixed",
+    "gated_delta_rule_verify",
+    "info",
+    "plan",
+]
 
 if TYPE_CHECKING:
     from .functions import (

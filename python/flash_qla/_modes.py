@@ -23,6 +23,8 @@ CHECKPOINT_MASK = 3 << 8
 FOR_BACKWARD = 1 << 10
 DETERMINISTIC = 1 << 11
 BATCH_INVARIANT = 1 << 12
+BF16_AS_U16 = 1 << 13
+"""The arrays are numpy's: uint16 stands for bfloat16."""
 
 # Used on the Python side only.
 OUTPUT_FINAL_STATE = 1 << 16

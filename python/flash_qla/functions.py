@@ -16,6 +16,7 @@ import warnings
 from typing import Any
 
 from . import _modes
+from ._paths import path_of
 from .options import DEFAULT_OPTIONS, PlanOptions
 
 __all__ = ["chunk_gated_delta_rule", "chunk_gdn", "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn"]
@@ -39,18 +40,22 @@ def _state_v_first(state_v_first: bool, transpose_state_layout: bool | None) -> 
 
 def _check_arrays(function: str, q: Any, k: Any, v: Any) -> None:
     """Ranks and head counts; the library checks everything else against them."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not hasattr(x, "shape"):
-            raise TypeError(f"{function}: {name} is a {type(x).__name__}; it must be a torch tensor or a numpy array")
-        if len(x.shape) != 4:
-            raise ValueError(f"{function}: {name} has {len(x.shape)} dimensions; its shape must be [B,T,heads,size]")
-    if q.shape[2] != k.shape[2]:
+    if not (hasattr(q, "shape") and hasattr(k, "shape") and hasattr(v, "shape")):
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if not hasattr(x, "shape"):
+                kind = type(x).__name__
+                raise TypeError(f"{function}: {name} is a {kind}; it must be a torch tensor or a numpy array")
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
+        for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
+            if len(shape) != 4:
+                raise ValueError(f"{function}: {name} has {len(shape)} dimensions; its shape must be [B,T,heads,size]")
+    heads, value_heads = q_shape[2], v_shape[2]
+    if heads != k_shape[2]:
+        raise ValueError(f"{function}: q has {heads} heads and k has {k_shape[2]}; queries and keys have equally many")
+    if heads == 0 or value_heads % heads != 0:
         raise ValueError(
-            f"{function}: q has {q.shape[2]} heads and k has {k.shape[2]}; queries and keys have equally many"
-        )
-    if q.shape[2] == 0 or v.shape[2] % q.shape[2] != 0:
-        raise ValueError(
-            f"{function}: v has {v.shape[2]} heads; their number must be a multiple of the {q.shape[2]} heads of q and k"
+            f"{function}: v has {value_heads} heads; their number must be a multiple of the {heads} heads of q and k"
         )
 
 
@@ -58,12 +63,18 @@ def _check_sequences(function: str, q: Any, cu_seqlens: Any, initial_state: Any)
     """Packed sequences have batch size 1, and every sequence has a row of the initial state."""
     if cu_seqlens is None:
         return
+    if not hasattr(cu_seqlens, "shape"):
+        raise TypeError(f"{function}: cu_seqlens is a {type(cu_seqlens).__name__}; it must be a tensor [N+1]")
+    if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 2:
+        raise ValueError(
+            f"{function}: cu_seqlens has shape {list(cu_seqlens.shape)}; it must be [N+1] with one sequence or more"
+        )
     if q.shape[0] != 1:
         raise ValueError(
             f"{function}: q has batch size {q.shape[0]}; with cu_seqlens the sequences are packed and it must be 1"
         )
     sequences = cu_seqlens.shape[0] - 1
-    if initial_state is not None and initial_state.shape[0] != sequences:
+    if initial_state is not None and len(initial_state.shape) > 0 and initial_state.shape[0] != sequences:
         raise ValueError(
             f"{function}: initial_state has {initial_state.shape[0]} rows and cu_seqlens has {sequences} sequences; "
             "each sequence needs one row"
@@ -89,13 +100,10 @@ def _forward(
     output_dtype: Any,
 ) -> tuple[Any, Any]:
     """To the path of the caller's arrays. `tensors` in the order of the native call, q first, initial_state last."""
-    if type(tensors[0]).__module__ == "numpy":
-        from . import numpy_path
-
-        return numpy_path.forward(function, tensors, modes, scale, options, context_split, output_dtype)
-    from . import torch_path
-
-    return torch_path.forward(function, tensors, modes, scale, options, context_split, output_dtype)
+    result: tuple[Any, Any] = path_of(tensors[0]).forward(
+        function, tensors, modes, scale, options, context_split, output_dtype
+    )
+    return result
 
 
 def chunk_gated_delta_rule(
@@ -239,9 +247,9 @@ def fused_recurrent_gated_delta_rule(
 
     NOTE: the fifth positional argument is `gk`, as in FLA. Pass keywords.
 
-    Arguments are those of `chunk_gated_delta_rule`, except: g and beta may be None (no decay; 1), and the output has v's
-    dtype. The same backend does the work and picks the token recurrence for short sequences by itself. Unlike FLA's
-    function this one has gradients.
+    Arguments are those of `chunk_gated_delta_rule`, in another order, and the output has v's dtype. The same backend
+    does the work and picks the token recurrence for short sequences by itself. Unlike FLA's function this one has
+    gradients.
 
     Args:
         gk, gv: decays along K and V. No backend has them yet: NotImplementedError unless None.
@@ -265,8 +273,8 @@ def fused_recurrent_gated_delta_rule(
         raise ValueError(f"{name}: allow_neg_eigval needs use_beta_sigmoid_in_kernel")
     if gk is not None or gv is not None:
         raise NotImplementedError(
-            f"{name}: gk and gv (decays for each channel) are not supported yet; the fifth positional argument is gk, so "
-            "pass beta by keyword"
+            f"{name}: gk and gv (decays for each channel) are not supported yet; the fifth positional argument is gk, "
+            "so pass beta by keyword"
         )
     if beta is not None and len(beta.shape) == 4:
         raise NotImplementedError(f"{name}: beta with a value for each channel, [B,T,Hv,V], is not supported yet")

@@ -11,10 +11,11 @@ import numpy as np
 
 from . import _modes
 from ._native import native
-from .options import PlanOptions
+from .options import ORACLE, PlanOptions
 
-__all__ = ["commit", "decode", "forward", "mixed"]
+__all__ = ["commit", "decode", "forward", "forward_pass", "mixed"]
 
+_INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens")
 _IO = ("float32", "float16", "bfloat16")
 
 
@@ -36,17 +37,28 @@ def _writable_view(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(memory)
 
 
-def to_native(function: str, name: str, x: Any, *, inner: int = 1) -> Any:
+# What the native module takes as it is.
+_PLAIN = frozenset(np.dtype(name) for name in ("float32", "float16", "int32", "int64", "bool", "uint8"))
+
+
+def to_native(function: str, name: str, x: Any, *, inner: int = 1, wide: bool = False) -> Any:
     """An array as the native module takes it: copied only when one of its last `inner` dimensions is strided."""
     if x is None:
         return None
+    if type(x) is np.ndarray and x.dtype in _PLAIN:
+        flags = x.flags
+        if flags.c_contiguous and flags.writeable:
+            return x
     if not isinstance(x, np.ndarray):
         raise TypeError(f"{function}: {name} is a {type(x).__name__}; q is a numpy array, so it must be one too")
     if x.dtype.name == "bfloat16":
         x = x.view(np.uint16)
-    elif x.dtype.kind == "f" and x.dtype.name not in _IO:
-        x = x.astype(np.float32)
-    if x.dtype.byteorder == ">":
+    elif x.dtype.kind == "f":
+        if x.dtype.name not in _IO and not (wide and x.dtype.name == "float64"):
+            x = x.astype(np.float32)
+    elif x.dtype.newbyteorder("=") not in _PLAIN:
+        raise TypeError(f"{function}: {name} is {x.dtype}; allowed are floats, and int32, int64 and bool for indices")
+    if not x.dtype.isnative:
         x = x.astype(x.dtype.newbyteorder("="))
     expected = x.itemsize
     for axis in range(x.ndim - 1, x.ndim - 1 - min(inner, x.ndim), -1):
@@ -54,13 +66,16 @@ def to_native(function: str, name: str, x: Any, *, inner: int = 1) -> Any:
             x = np.ascontiguousarray(x)
             break
         expected *= x.shape[axis]
-    if any(stride % x.itemsize for stride in x.strides) or any(stride < 0 for stride in x.strides):
+    if any(stride % x.itemsize or stride < 0 for stride in x.strides):
         x = np.ascontiguousarray(x)
     return x if x.flags.writeable else _writable_view(x)
 
 
 def common_io(function: str, q: Any, k: Any, v: Any) -> np.dtype[Any]:
     """The dtype that q, k and v are computed in: theirs, or float32 when they differ."""
+    if q.dtype is k.dtype is v.dtype and q.dtype.kind == "f" and q.dtype in _PLAIN:
+        io: np.dtype[Any] = q.dtype
+        return io
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype.name not in _IO:
             raise TypeError(
@@ -75,6 +90,19 @@ def _bits(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return x.view(np.uint16) if x.dtype.name == "bfloat16" else x
 
 
+def _done(function: str, bits: int) -> None:
+    """The native call refuses, with bits for the arguments, what `to_native` has not made contiguous: pools."""
+    if bits:
+        raise ValueError(f"{function}: the inner two dimensions of state must be contiguous")
+
+
+def state_shape(q: Any, v: Any, cu_seqlens: Any, modes: int) -> tuple[int, int, int, int]:
+    """[N,Hv,K,V] or [N,Hv,V,K]"""
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    (Hv, V), K = v.shape[2:], q.shape[3]
+    return (N, Hv, V, K) if modes & _modes.STATE_V_FIRST else (N, Hv, K, V)
+
+
 def forward(
     function: str,
     tensors: tuple[Any, ...],
@@ -85,46 +113,48 @@ def forward(
     output_dtype: Any,
 ) -> tuple[Any, Any]:
     """o and the final states (or None) of `functions.chunk_gated_delta_rule`; `tensors` as in `functions._forward`."""
-    q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state = tensors
-    for name, x in (("k", k), ("v", v)):
+    for name, x in (("k", tensors[1]), ("v", tensors[2])):
         if not isinstance(x, np.ndarray):
             raise TypeError(f"{function}: {name} is a {type(x).__name__}; q is a numpy array, so it must be one too")
-    io = common_io(function, q, k, v)
-    q, k, v = (x.astype(io, copy=False) for x in (q, k, v))
-    B, T, _, K = q.shape
-    Hv, V = v.shape[2:]
-    o = np.empty((B, T, Hv, V), io)
+    wide = options.backend == ORACLE
+    io = np.dtype(np.float64) if wide else common_io(function, *tensors[:3])
+    q, k, v = (x.astype(io, copy=False) for x in tensors[:3])
+    names = (*_INPUTS[3:], "initial_state")
+    others = (
+        to_native(function, name, x, inner=2 if name == "initial_state" else 1, wide=wide)
+        for name, x in zip(names, tensors[3:])
+    )
+    inputs = (*(to_native(function, name, x, wide=wide) for name, x in zip(_INPUTS, (q, k, v))), *others)
+    o = np.empty((*q.shape[:2], *v.shape[2:]), io)
     final_state = None
     if modes & _modes.OUTPUT_FINAL_STATE:
-        N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        inner = (V, K) if modes & _modes.STATE_V_FIRST else (K, V)
-        final_state = np.empty((N, Hv, *inner), np.float32)
-    native().forward(
-        to_native(function, "q", q),
-        to_native(function, "k", k),
-        to_native(function, "v", v),
-        to_native(function, "g", g),
-        to_native(function, "beta", beta),
-        to_native(function, "A_log", A_log),
-        to_native(function, "dt_bias", dt_bias),
-        to_native(function, "cu_seqlens", cu_seqlens),
-        to_native(function, "initial_state", initial_state, inner=2),
-        final_state,
-        None,
-        None,
-        None,
-        None,
-        None,
-        _bits(o),
-        (modes & 0xFFFF) | options.modes,
-        scale,
-        0,
-        0,
-        options.backend,
-        options.threads,
-        context_split,
-    )
+        final_state = np.empty(state_shape(q, v, tensors[7], modes), np.float64 if wide else np.float32)
+    bits = (modes & 0xFFFF) | options.modes | _modes.BF16_AS_U16
+    if wide:
+        native().oracle_forward(*inputs, final_state, o, bits, scale)
+    else:
+        nothing = (None,) * 5
+        settings = (bits, scale, 0, 0, options.backend, options.threads, context_split)
+        _done(function, native().forward(*inputs, final_state, *nothing, _bits(o), *settings))
     return (o if o.dtype == output_dtype else o.astype(output_dtype)), final_state
+
+
+def forward_pass(
+    function: str, inputs: tuple[Any, ...], initial_state: Any, modes: int, scale: float, options: PlanOptions
+) -> tuple[Any, Any, Any]:
+    """o, h (or None) and the final states of `passes.chunk_gated_delta_rule_fwd`."""
+    q, k, v, cu_seqlens = inputs[0], inputs[1], inputs[2], inputs[7]
+    shape = state_shape(q, v, cu_seqlens, modes)
+    # The start in float32, overwritten by the end.
+    state = np.zeros(shape, np.float32) if initial_state is None else np.array(initial_state, np.float32, order="C")
+    h = None
+    if modes & _modes.CHECKPOINT_MASK:
+        lengths = [q.shape[1]] * q.shape[0] if cu_seqlens is None else np.diff(cu_seqlens)
+        rows = sum(-(-int(length) // 64) for length in lengths)
+        h = np.empty((rows, *shape[1:]), k.dtype)
+    pools = (state, None, None, None, h, None)
+    o = mixed(function, inputs, pools, modes, scale, (0, 0), None, None, options)
+    return o.astype(q.dtype, copy=False), h if h is None else h.reshape(q.shape[0], -1, *shape[1:]), state
 
 
 def _in_place(function: str, name: str, x: Any) -> Any:
@@ -133,12 +163,11 @@ def _in_place(function: str, name: str, x: Any) -> Any:
         return None
     if not isinstance(x, np.ndarray):
         raise TypeError(f"{function}: {name} is a {type(x).__name__}; q is a numpy array, so it must be one too")
+    if x.dtype not in _PLAIN and x.dtype.name != "bfloat16":
+        raise TypeError(f"{function}: {name} is {x.dtype}; allowed are float32, float16 and bfloat16")
     if not x.flags.writeable:
         raise ValueError(f"{function}: {name} is read-only, and it would be written to")
     return _bits(x)
-
-
-_INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens")
 
 
 def _inputs(function: str, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -174,7 +203,7 @@ def decode(
     state, state_indices, state_indices_out, has_initial_state, num_accepted, buffer, buffer_indices, parents = pools
     arguments = _inputs(function, inputs)
     out, o = _output(function, inputs, out, output_dtype)
-    native().decode(
+    bits = native().decode(
         *arguments,
         _in_place(function, "state", state),
         to_native(function, "state_indices", state_indices, inner=0),
@@ -186,11 +215,12 @@ def decode(
         to_native(function, "parent_tokens", parents),
         o,
         commit_state,
-        modes | options.modes,
+        modes | options.modes | _modes.BF16_AS_U16,
         scale,
         options.backend,
         options.threads,
     )
+    _done(function, bits)
     return out
 
 
@@ -203,7 +233,7 @@ def commit(function: str, tensors: tuple[Any, ...], modes: int) -> None:
         to_native(function, "intermediate_states", buffer, inner=0),
         to_native(function, "intermediate_indices", buffer_indices),
         to_native(function, "accepted", accepted),
-        modes,
+        modes | _modes.BF16_AS_U16,
     )
 
 
@@ -223,7 +253,7 @@ def mixed(
     arguments = _inputs(function, inputs)
     out, o = _output(function, inputs, out, output_dtype)
     pool = _in_place(function, "state", state)
-    native().forward(
+    bits = native().forward(
         *arguments,
         pool,
         pool,
@@ -233,11 +263,12 @@ def mixed(
         _in_place(function, "checkpoints", checkpoints),
         to_native(function, "checkpoint_list", checkpoint_list),
         o,
-        modes | options.modes,
+        modes | options.modes | _modes.BF16_AS_U16,
         scale,
         *numbers,
         options.backend,
         options.threads,
         options.context_split,
     )
+    _done(function, bits)
     return out

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from . import _modes
 
+ORACLE = "oracle"
+"""Not a backend of the library: `flash_qla.testing`'s way to float64."""
+
 
 @dataclass(frozen=True)
 class PlanOptions:

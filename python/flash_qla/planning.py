@@ -114,7 +114,8 @@ def plan(
         options.threads,
         options.context_split,
     )
-    return Plan(str(answer[0]), *(str(name) for name in answer[1:4]), *(int(size) for size in answer[4:8]))
+    text, forward, backward_, decode = (str(part) for part in answer[:4])
+    return Plan(text, forward, backward_, decode, *(int(size) for size in answer[4:]))
 
 
 def info() -> dict[str, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from . import _modes
+from ._paths import path_of
 from .functions import _check_arrays, _scale, gate_mode
 from .options import DEFAULT_OPTIONS, PlanOptions
 
@@ -25,17 +26,6 @@ __all__ = [
 
 PadSlots = Literal["negative", "non_positive"]
 Grouping = Literal["interleaved", "tiled"]
-
-
-def _path(x: Any) -> Any:
-    """The module for the caller's arrays."""
-    if type(x).__module__ == "numpy":
-        from . import numpy_path
-
-        return numpy_path
-    from . import torch_path
-
-    return torch_path
 
 
 def _pool_modes(function: str, state_v_first: bool, pad_slots: str) -> int:
@@ -168,8 +158,8 @@ def gated_delta_rule_verify(
     """A run of at most 16 draft tokens for each row, with the state after every token kept. Two contracts:
 
     A slot for each token: `state_indices` is [N,S] with S at least T, and the state after token t goes to slot
-    `state_indices[n,t]`. The run starts from slot `state_indices[n, num_accepted[n] - 1]`; a `num_accepted` outside 1..S
-    makes a padding row.
+    `state_indices[n,t]`. The run starts from slot `state_indices[n, num_accepted[n] - 1]`; a `num_accepted` outside
+    1..S makes a padding row.
 
     An intermediate buffer: `state_indices` is [N], and the state after token t goes to `intermediate_states[m,t]` with
     m = `intermediate_indices[n]` (None: n). The pool stays as it is until `gated_delta_rule_commit`.
@@ -237,9 +227,7 @@ def _decode(
     if not modes & _modes.GATE_RAW:
         inputs = (*inputs[:5], None, None, inputs[7])
     scale = _scale(function, scale)
-    return _path(inputs[0]).decode(
-        function, inputs, pools, modes, scale, commit_state, out, output_dtype, options
-    )
+    return path_of(inputs[0]).decode(function, inputs, pools, modes, scale, commit_state, out, output_dtype, options)
 
 
 def gated_delta_rule_commit(
@@ -268,9 +256,7 @@ def gated_delta_rule_commit(
     """
     name = "gated_delta_rule_commit"
     modes = _pool_modes(name, state_v_first, pad_slots)
-    _path(state).commit(
-        name, (state, state_indices, intermediate_states, intermediate_indices, accepted), modes
-    )
+    path_of(state).commit(name, (state, state_indices, intermediate_states, intermediate_indices, accepted), modes)
 
 
 def gated_delta_rule_mixed(
@@ -315,8 +301,8 @@ def gated_delta_rule_mixed(
         checkpoints: [rows,Hv,..] to write states into, for prefix caching. Alone: the state entering token 0, 64, 128,
             ... of each sequence, ceil(length / 64) rows each, one sequence after another.
         checkpoint_every: n; instead: the state after n, 2n, ... tokens, floor(length / n) rows each.
-        checkpoint_list: [rows,2] int32 or int64; instead: the state after `token` tokens of `sequence`, one row for each
-            pair (sequence, token).
+        checkpoint_list: [rows,2] int32 or int64; instead: the state after `token` tokens of `sequence`, one row for
+            each pair (sequence, token).
 
     Returns:
         o [1,T,Hv,V], or `out`. Tokens past the last offset are zero.
@@ -338,7 +324,9 @@ def gated_delta_rule_mixed(
     ) | _pool_modes(name, state_v_first, pad_slots)
     if checkpoints is None:
         if checkpoint_every is not None or checkpoint_list is not None:
-            raise ValueError(f"{name}: checkpoint_every and checkpoint_list say which states go to checkpoints; give it")
+            raise ValueError(
+                f"{name}: checkpoint_every and checkpoint_list say which states go to checkpoints; give it"
+            )
     elif checkpoint_every is not None and checkpoint_list is not None:
         raise ValueError(f"{name}: checkpoint_every and checkpoint_list were both given; pass one of them")
     elif checkpoint_list is not None:
@@ -350,6 +338,4 @@ def gated_delta_rule_mixed(
     inputs = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens)
     pools = (state, state_indices, state_indices_out, has_initial_state, checkpoints, checkpoint_list)
     numbers = (checkpoint_every or 0, decode_rows)
-    return _path(q).mixed(
-        name, inputs, pools, modes, _scale(name, scale), numbers, out, output_dtype, options
-    )
+    return path_of(q).mixed(name, inputs, pools, modes, _scale(name, scale), numbers, out, output_dtype, options)

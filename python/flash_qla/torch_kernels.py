@@ -7,6 +7,7 @@ travel with the tensors, through DLPack.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,29 +15,27 @@ from torch import Tensor
 
 from . import _modes
 from ._native import native
+from .options import ORACLE
 
 __all__ = ["backward", "commit", "decode", "forward", "forward_eager", "mixed"]
-
-ORACLE = "oracle"
 
 # Which gradients are wanted, as bits of the operator's argument `wanted`, in the order of the inputs.
 D_Q, D_K, D_V, D_G, D_BETA, D_A_LOG, D_DT_BIAS, D_INITIAL_STATE = (1 << i for i in range(8))
 
-
-def rows(x: Tensor | None) -> Tensor | None:
-    """With unit stride in the last dimension."""
-    if x is None or x.stride(-1) == 1 or x.shape[-1] <= 1:
-        return x
-    return x.contiguous()
+# The position of the pool among the arguments of native().forward, where it is written in place and never copied.
+STATE_BIT = 1 << 8
 
 
-def states(x: Tensor | None) -> Tensor | None:
-    """With contiguous inner matrices."""
-    if x is None or x.dim() < 2:
-        return x
-    if (x.stride(-1) == 1 or x.shape[-1] <= 1) and (x.stride(-2) == x.shape[-1] or x.shape[-2] <= 1):
-        return x
-    return x.contiguous()
+def copied(tensors: tuple[Any, ...], bits: int) -> tuple[Any, ...]:
+    """The tensors, contiguous where a bit is set."""
+    return tuple(x.contiguous() if bits >> i & 1 else x for i, x in enumerate(tensors))
+
+
+def call(function: Callable[..., int], tensors: tuple[Any, ...], settings: tuple[Any, ...]) -> None:
+    """The native call. It answers, before it computes, with bits for the tensors that have to be contiguous first."""
+    bits = function(*tensors, *settings)
+    if bits:
+        function(*copied(tensors, bits), *settings)
 
 
 def cpu_threads(q: Tensor, threads: int) -> int:
@@ -83,37 +82,13 @@ def forward_eager(
     if modes & _modes.OUTPUT_FINAL_STATE:
         dtype = torch.float64 if backend == ORACLE else torch.float32
         final_state = torch.empty(state_shape(q, v, cu_seqlens, modes), dtype=dtype, device=q.device)
-    inputs = (
-        rows(q),
-        rows(k),
-        rows(v),
-        rows(g),
-        rows(beta),
-        rows(A_log),
-        rows(dt_bias),
-        rows(cu_seqlens),
-        states(initial_state),
-        final_state,
-    )
+    inputs = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, final_state)
+    bits = modes & 0xFFFF
     if backend == ORACLE:
-        native().oracle_forward(*inputs, o, modes & 0xFFFF, scale)
+        native().oracle_forward(*(x if x is None else x.contiguous() for x in inputs), o, bits, scale)
         return o, final_state
-    native().forward(
-        *inputs,
-        None,
-        None,
-        None,
-        None,
-        None,
-        o,
-        modes & 0xFFFF,
-        scale,
-        0,
-        0,
-        backend,
-        cpu_threads(q, threads),
-        context_split,
-    )
+    settings = (bits, scale, 0, 0, backend, cpu_threads(q, threads), context_split)
+    call(native().forward, (*inputs, None, None, None, None, None, o), settings)
     return o, final_state
 
 
@@ -145,29 +120,14 @@ def backward(
     """Gradients of q, k, v, g, beta, A_log, dt_bias and initial_state, each in its input's shape and dtype; those that
     are not wanted are empty tensors."""
     inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state)
-    gradients = tuple(
-        like(x, x.dtype) if x is not None and wanted & (1 << i) else None
-        for i, x in enumerate(inputs)
-    )
-    tensors = (
-        rows(q),
-        rows(k),
-        rows(v),
-        rows(g),
-        rows(beta),
-        rows(A_log),
-        rows(dt_bias),
-        rows(cu_seqlens),
-        states(initial_state),
-        rows(d_o),
-        states(d_final_state),
-        *gradients,
-    )
-    modes &= 0xFFFF
+    gradients = tuple(like(x, x.dtype) if x is not None and wanted & (1 << i) else None for i, x in enumerate(inputs))
+    tensors = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, d_o, d_final_state)
+    bits = modes & 0xFFFF
     if backend == ORACLE:
-        native().oracle_backward(*tensors, modes, scale)
+        native().oracle_backward(*(x if x is None else x.contiguous() for x in tensors), *gradients, bits, scale)
     else:
-        native().backward(*tensors, modes, scale, backend, cpu_threads(q, threads), context_split)
+        settings = (bits, scale, backend, cpu_threads(q, threads), context_split)
+        call(native().backward, (*tensors, *gradients), settings)
     empty = [x if x is not None else torch.empty(0, dtype=q.dtype, device=q.device) for x in gradients]
     return tuple(empty)  # type: ignore[return-value]
 
@@ -197,30 +157,13 @@ def decode(
     threads: int,
 ) -> None:
     """Writes `o`, `state` and `intermediate_states`."""
-    native().decode(
-        rows(q),
-        rows(k),
-        rows(v),
-        rows(g),
-        rows(beta),
-        rows(A_log),
-        rows(dt_bias),
-        rows(cu_seqlens),
-        state,
-        state_indices,
-        state_indices_out,
-        rows(has_initial_state),
-        rows(num_accepted),
-        intermediate_states,
-        rows(intermediate_indices),
-        rows(parent_tokens),
+    tensors = (
+        *(q, k, v, g, beta, A_log, dt_bias, cu_seqlens),
+        *(state, state_indices, state_indices_out, has_initial_state),
+        *(num_accepted, intermediate_states, intermediate_indices, parent_tokens),
         o,
-        commit_state,
-        modes,
-        scale,
-        backend,
-        cpu_threads(q, threads),
     )
+    call(native().decode, tensors, (commit_state, modes, scale, backend, cpu_threads(q, threads)))
     touched(o, state, intermediate_states)
 
 
@@ -249,31 +192,20 @@ def mixed(
     context_split: int,
 ) -> None:
     """Writes `o`, `state` and `checkpoints`."""
-    native().forward(
-        rows(q),
-        rows(k),
-        rows(v),
-        rows(g),
-        rows(beta),
-        rows(A_log),
-        rows(dt_bias),
-        rows(cu_seqlens),
-        state,
-        state,
-        state_indices,
-        state_indices_out,
-        rows(has_initial_state),
-        checkpoints,
-        rows(checkpoint_list),
+    tensors = (
+        *(q, k, v, g, beta, A_log, dt_bias, cu_seqlens),
+        *(state, state, state_indices, state_indices_out, has_initial_state, checkpoints, checkpoint_list),
         o,
-        modes,
-        scale,
-        checkpoint_every,
-        decode_rows,
-        backend,
-        cpu_threads(q, threads),
-        context_split,
     )
+    settings = (modes, scale, checkpoint_every, decode_rows, backend, cpu_threads(q, threads), context_split)
+    bits = native().forward(*tensors, *settings)
+    if bits & STATE_BIT:
+        raise ValueError(
+            f"gated_delta_rule_mixed: state has shape {list(state.shape)} and strides {list(state.stride())}; its "
+            "inner two dimensions must be contiguous"
+        )
+    if bits:
+        native().forward(*copied(tensors, bits), *settings)
     touched(o, state, checkpoints)
 
 
@@ -286,5 +218,5 @@ def commit(
     modes: int,
 ) -> None:
     """Writes `state`."""
-    native().commit(state, state_indices, intermediate_states, rows(intermediate_indices), rows(accepted), modes)
+    native().commit(state, state_indices, intermediate_states, intermediate_indices, accepted.contiguous(), modes)
     touched(state)

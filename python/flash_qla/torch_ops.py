@@ -17,18 +17,20 @@ import torch
 from torch import Tensor
 
 from . import _modes, torch_kernels
+from .options import ORACLE
 from .torch_kernels import state_shape
 
-__all__ = ["PLAIN_TYPES", "something_watches"]
+__all__ = ["PLAIN_TYPES", "forward", "something_watches"]
 
 PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 
-LIBRARY = torch.library.Library("flash_qla", "DEF")
+LIBRARY: Any = torch.library.Library("flash_qla", "DEF")  # type: ignore[no-untyped-call]
 
-_INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? A_log, Tensor? dt_bias, Tensor? cu_seqlens"
-)
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? A_log, Tensor? dt_bias, Tensor? cu_seqlens"
 _PLAN = "int modes, float scale, str backend, int threads, int context_split"
+
+
+NO_VMAP = "flash_qla::{} has no vmap rule; put the mapped dimension into the batch dimension of the tensors"
 
 
 def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
@@ -39,9 +41,7 @@ def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..
     torch.library.register_fake(f"flash_qla::{name}", fake, lib=LIBRARY)
 
     def no_vmap(*_: Any) -> Any:
-        raise NotImplementedError(
-            f"flash_qla::{name} has no vmap rule; put the mapped dimension into the batch dimension of the tensors"
-        )
+        raise NotImplementedError(NO_VMAP.format(name))
 
     torch.library.register_vmap(f"flash_qla::{name}", no_vmap, lib=LIBRARY)
 
@@ -62,7 +62,7 @@ def _forward_fake(
     threads: int,
     context_split: int,
 ) -> tuple[Tensor, Tensor]:
-    dtype = torch.float64 if backend == torch_kernels.ORACLE else torch.float32
+    dtype = torch.float64 if backend == ORACLE else torch.float32
     shape = state_shape(q, v, cu_seqlens, modes) if modes & _modes.OUTPUT_FINAL_STATE else (0,)
     return torch_kernels.like(v, v.dtype), v.new_empty(shape, dtype=dtype)
 
@@ -147,6 +147,37 @@ torch.library.register_autograd("flash_qla::forward", _gradients, setup_context=
 torch.library.register_autograd("flash_qla::backward", _no_second_derivative, lib=LIBRARY)
 
 
+class _Transformed(torch.autograd.Function):
+    """The operator under torch.func.grad and vjp, which torch.library's own autograd does not know."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return torch.ops.flash_qla.forward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _setup_context(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _gradients(ctx, *gradients)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        raise NotImplementedError(NO_VMAP.format("forward"))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError("flash_qla::forward has no forward-mode derivative; use reverse mode")
+
+
+def forward(*arguments: Any) -> Any:
+    """The operator `forward`, through the door that the active transforms need."""
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        return _Transformed.apply(*arguments)
+    return torch.ops.flash_qla.forward(*arguments)
+
+
 def _watchers() -> Callable[[], bool]:
     """Whether something would see an operator go by: a mode, a functorch transform, a tracer.
 
@@ -158,9 +189,21 @@ def _watchers() -> Callable[[], bool]:
         function_modes = c._len_torch_function_stack
         functorch = c._functorch.peek_interpreter_stack  # grad, vmap, functionalize
         tracing = c._get_tracing_state  # torch.jit.trace
+        forward_ad = torch.autograd.forward_ad
+        _ = forward_ad._current_level
     except AttributeError:
         return lambda: True
-    return lambda: bool(dispatch_modes() or function_modes()) or functorch() is not None or tracing() is not None
+
+    def watching() -> bool:
+        return (
+            dispatch_modes() > 0
+            or function_modes() > 0
+            or functorch() is not None
+            or tracing() is not None
+            or forward_ad._current_level >= 0
+        )
+
+    return watching
 
 
 something_watches = _watchers()

@@ -3,7 +3,7 @@
 Two ways lead to `torch_kernels`, which makes the native call:
 
     torch.ops.flash_qla.forward(...)   autograd, torch.compile, torch.func, every dispatch mode
-    torch_kernels.forward_eager(...)         plain tensors in eager mode without gradients
+    torch_kernels.forward_eager(...)   plain tensors in eager mode without gradients
 
 The second exists because the dispatcher's round trip through two Python kernels (autograd, then CPU) costs several
 times what the native call does; `is_plain` says when nobody could tell the difference.
@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from . import _modes, torch_kernels, torch_ops
-from .options import PlanOptions
+from .options import ORACLE, PlanOptions
 
-__all__ = ["commit", "decode", "forward", "mixed"]
+__all__ = ["backward_pass", "commit", "decode", "forward", "forward_pass", "mixed"]
 
 _IO = (torch.float32, torch.float16, torch.bfloat16)
-ORACLE = "oracle"  # not a backend of the library: flash_qla.testing's way to float64
 
 
 def check_tensors(function: str, names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
@@ -57,8 +56,9 @@ def narrow(x: Tensor | None, backend: str) -> Tensor | None:
 
 
 def is_plain(tensors: tuple[Any, ...]) -> bool:
-    """Whether these are ordinary tensors in ordinary eager mode, none of which needs a gradient."""
-    if torch_ops.something_watches():
+    """Whether these are ordinary tensors in ordinary eager mode, none of which needs a gradient. The first is q."""
+    q = tensors[0]
+    if torch_ops.something_watches() or type(q) not in torch_ops.PLAIN_TYPES or not (q.is_cpu or q.is_cuda):
         return False
     grad = torch.is_grad_enabled()
     for x in tensors:
@@ -80,14 +80,16 @@ def forward(
     output_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
     """o and the final states (or None) of `functions.chunk_gated_delta_rule`; `tensors` as in `functions._forward`."""
-    check_tensors(function, NAMES, tensors)
+    plain = not torch.compiler.is_compiling() and is_plain(tensors)
+    if not plain:
+        check_tensors(function, NAMES, tensors)
     q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state = tensors
     backend = options.backend
     io = common_io(function, q, k, v, backend)
-    arguments = (
-        q if q.dtype == io else q.to(io),
-        k if k.dtype == io else k.to(io),
-        v if v.dtype == io else v.to(io),
+    if q.dtype != io or k.dtype != io or v.dtype != io:
+        q, k, v = q.to(io), k.to(io), v.to(io)
+    inputs = (
+        *(q, k, v),
         narrow(g, backend),
         narrow(beta, backend),
         narrow(A_log, backend),
@@ -95,11 +97,8 @@ def forward(
         cu_seqlens,
         narrow(initial_state, backend),
     )
-    modes |= options.modes
-    if torch.compiler.is_compiling() or not is_plain(arguments):
-        o, final_state = torch.ops.flash_qla.forward(*arguments, modes, scale, backend, options.threads, context_split)
-    else:
-        o, final_state = torch_kernels.forward_eager(*arguments, modes, scale, backend, options.threads, context_split)
+    forward_ = torch_kernels.forward_eager if plain else torch_ops.forward
+    o, final_state = forward_(*inputs, modes | options.modes, scale, backend, options.threads, context_split)
     if o.dtype != output_dtype:
         o = o.to(output_dtype)
     return o, final_state if modes & _modes.OUTPUT_FINAL_STATE else None
@@ -127,21 +126,24 @@ def _serving_arguments(
     out: Any,
     output_dtype: torch.dtype | None,
     backend: str,
-) -> tuple[Any, ...]:
-    """Inputs, pools and the output, in the order of the operators."""
-    check_tensors(function, names, (*inputs, *pools, out))
+) -> tuple[tuple[Any, ...], bool]:
+    """Inputs, pools and the output, in the order of the operators; and whether they are plain tensors."""
+    arguments = (*inputs, *pools, out)
+    plain = not torch.compiler.is_compiling() and is_plain(arguments)
+    if not plain:
+        check_tensors(function, names, arguments)
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments):
+            raise NotImplementedError(
+                f"{function}: an input requires a gradient, and functions on pools of states have none; call it under "
+                "torch.no_grad() or torch.inference_mode(), or use chunk_gated_delta_rule"
+            )
     q, k, v = inputs[:3]
     io = common_io(function, q, k, v, backend)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*inputs, *pools)):
-        raise NotImplementedError(
-            f"{function}: an input requires a gradient, and functions on pools of states have none; call it under "
-            "torch.no_grad() or torch.inference_mode(), or use chunk_gated_delta_rule"
-        )
     if out is None:
-        out = v.new_empty((*q.shape[:2], *v.shape[2:]), dtype=io if output_dtype is None else output_dtype)
-    if q.dtype == io and k.dtype == io and v.dtype == io:
-        return (*inputs, *pools, out)
-    return (q.to(io), k.to(io), v.to(io), *inputs[3:], *pools, out)
+        out = torch_kernels.like(v, io if output_dtype is None else output_dtype)
+    if q.dtype != io or k.dtype != io or v.dtype != io:
+        inputs = (q.to(io), k.to(io), v.to(io), *inputs[3:])
+    return (*inputs, *pools, out), plain
 
 
 def decode(
@@ -156,12 +158,10 @@ def decode(
     options: PlanOptions,
 ) -> Tensor:
     """`serving.gated_delta_rule_decode` and `..._verify`."""
-    arguments = _serving_arguments(function, _DECODE_NAMES, inputs, pools, out, output_dtype, options.backend)
+    arguments, plain = _serving_arguments(function, _DECODE_NAMES, inputs, pools, out, output_dtype, options.backend)
     settings = (commit_state, modes | options.modes, scale, options.backend, options.threads)
-    if torch.compiler.is_compiling() or not is_plain(arguments):
-        torch.ops.flash_qla.decode(*arguments, *settings)
-    else:
-        torch_kernels.decode(*arguments, *settings)
+    decode_ = torch_kernels.decode if plain else torch.ops.flash_qla.decode
+    decode_(*arguments, *settings)
     result: Tensor = arguments[-1]
     return result
 
@@ -178,7 +178,7 @@ def mixed(
     options: PlanOptions,
 ) -> Tensor:
     """`serving.gated_delta_rule_mixed`."""
-    arguments = _serving_arguments(function, _MIXED_NAMES, inputs, pools, out, output_dtype, options.backend)
+    arguments, plain = _serving_arguments(function, _MIXED_NAMES, inputs, pools, out, output_dtype, options.backend)
     settings = (
         modes | options.modes,
         scale,
@@ -187,10 +187,8 @@ def mixed(
         options.threads,
         options.context_split,
     )
-    if torch.compiler.is_compiling() or not is_plain(arguments):
-        torch.ops.flash_qla.mixed(*arguments, *settings)
-    else:
-        torch_kernels.mixed(*arguments, *settings)
+    mixed_ = torch_kernels.mixed if plain else torch.ops.flash_qla.mixed
+    mixed_(*arguments, *settings)
     result: Tensor = arguments[-1]
     return result
 
@@ -201,4 +199,69 @@ def commit(function: str, tensors: tuple[Any, ...], modes: int) -> None:
     if torch.compiler.is_compiling() or not is_plain(tensors):
         torch.ops.flash_qla.commit(*tensors, modes)
     else:
-        torch_kernels.commit(*tensors, modes)
+        torch_kernels.commit(*tensors, modes)  # type: ignore[call-arg]
+
+
+@torch.no_grad()
+def forward_pass(
+    function: str,
+    inputs: tuple[Any, ...],
+    initial_state: Tensor | None,
+    modes: int,
+    scale: float,
+    options: PlanOptions,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """o, h (or None) and the final states of `passes.chunk_gated_delta_rule_fwd`."""
+    q, k, v, cu_seqlens = inputs[0], inputs[1], inputs[2], inputs[7]
+    shape = torch_kernels.state_shape(q, v, cu_seqlens, modes)
+    # The start in float32, overwritten by the end.
+    if initial_state is None:
+        state = q.new_zeros(shape, dtype=torch.float32)
+    else:
+        state = initial_state.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    h = None
+    if modes & _modes.CHECKPOINT_MASK:
+        lengths = [q.shape[1]] * q.shape[0] if cu_seqlens is None else cu_seqlens.diff().tolist()
+        h = k.new_empty((sum(-(-length // 64) for length in lengths), *shape[1:]))
+    pools = (state, None, None, None, h, None)
+    o = mixed(function, inputs, pools, modes, scale, (0, 0), None, None, options)
+    return o.to(q.dtype), h if h is None else h.view(q.shape[0], -1, *shape[1:]), state
+
+
+@torch.no_grad()
+def backward_pass(
+    function: str,
+    inputs: tuple[Any, ...],
+    d_o: Tensor | None,
+    d_final_state: Tensor | None,
+    modes: int,
+    scale: float,
+    options: PlanOptions,
+    context_split: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """The results of `passes.chunk_gated_delta_rule_bwd`."""
+    check_tensors(function, (*NAMES, "do", "dht"), (*inputs, d_o, d_final_state))
+    q, k, v, g, beta, A_log, dt_bias, cu_seqlens, h0 = inputs
+    io = common_io(function, q, k, v, options.backend)
+    state = None if h0 is None else h0.float()
+    k_ = torch_kernels
+    wanted = k_.D_Q | k_.D_K | k_.D_V | k_.D_G | k_.D_BETA | (0 if h0 is None else k_.D_INITIAL_STATE)
+    gradients = torch.ops.flash_qla.backward(
+        *(x.to(io) for x in (q, k, v)),
+        g,
+        beta,
+        A_log,
+        dt_bias,
+        cu_seqlens,
+        state,
+        d_o,
+        d_final_state,
+        wanted,
+        modes | options.modes,
+        scale,
+        options.backend,
+        options.threads,
+        context_split,
+    )
+    dq, dk, dv, dg, dbeta, _, _, dh0 = gradients
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbeta, dg, None if h0 is None else dh0

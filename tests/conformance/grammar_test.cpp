@@ -71,6 +71,7 @@ TEST(Grammar, ErrorsNamePositionFoundAndAllowed) {
     EXPECT_EQ(error_of("fwd:tx"), error_of("fwd:tx"));
     EXPECT_NE(error_of("fwd:b1,hvx").find("character 8: found 'hvx'"), std::string::npos);
     EXPECT_NE(error_of("fwd:b-1").find("found 'b-1'"), std::string::npos);
+    EXPECT_EQ(error_of("fwd:b1,t8,b2"), "case: at character 11: found 'b2'; allowed is b once");
     EXPECT_NE(error_of("fwd:b99999999999999999999").find("found"), std::string::npos);
     EXPECT_NE(error_of("fwd:scale=nan").find("scale"), std::string::npos);
     EXPECT_NE(error_of("fwd:g=u[1,0]").find("u[LOW,HIGH]"), std::string::npos);

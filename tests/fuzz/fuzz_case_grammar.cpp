@@ -19,7 +19,7 @@ void check_line(const std::string& line) {
     const std::string canonical = cases::to_line(parsed.value);
     const cases::Parsed<cases::Case> again = cases::parse_case(canonical);
     fuzz::require(again.ok(), "the canonical line is good:", (canonical + ": " + again.error).c_str());
-    // NOTE: lines are compared, not Cases: an item given twice may leave a number behind that nothing uses.
+    fuzz::require(again.value == parsed.value, "the canonical line means the same:", canonical.c_str());
     fuzz::require(cases::to_line(again.value) == canonical, "the canonical line is canonical:", canonical.c_str());
 
     const Result<Plan> plan = Plan::create(cases::problem_of(parsed.value), {}, cases::options_of(parsed.value));

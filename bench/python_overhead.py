@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""What a call from Python costs above the same call from C++: decode of one token on the CPU.
+
+    python3 bench/python_overhead.py [--rounds N] [--calls N] [--json FILE] [--limit MICROSECONDS]
+
+Rows, from the inside out: flashqla::decode in a C++ loop; the native function with torch tensors (DLPack, plan lookup,
+workspace); flash_qla.gated_delta_rule_decode in eager mode; the same through torch.ops, as under a dispatch mode; with
+numpy arrays. A round times every row once, so that a change of the machine's speed meets all of them; the figure is the
+median over rounds. --limit makes the exit status say whether the eager row keeps to it. Needs the package and torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+import flash_qla
+from flash_qla import _modes, gated_delta_rule_decode, torch_kernels
+from flash_qla._native import native
+
+CASES = {
+    # name: rows, key heads, value heads, K, V, dtype
+    "tiny": (1, 1, 1, 64, 64, torch.float32),
+    "Qwen3-Next layer": (1, 16, 32, 128, 128, torch.bfloat16),
+}
+
+
+def seconds_of(call: Callable[[], object], calls: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begin) / calls
+
+
+def rows_of_case(name: str) -> dict[str, Callable[[int], float]]:
+    """Row -> seconds of one call, measured over so many calls."""
+    B, Hk, Hv, K, V, dtype = CASES[name]
+    torch.manual_seed(0)
+    unit = torch.nn.functional.normalize
+    q = unit(torch.randn(B, 1, Hk, K), dim=-1).to(dtype)
+    k = unit(torch.randn(B, 1, Hk, K), dim=-1).to(dtype)
+    v = torch.randn(B, 1, Hv, V).to(dtype)
+    a, b = torch.randn(B, 1, Hv).to(dtype), torch.randn(B, 1, Hv).to(dtype)
+    A_log, dt_bias = torch.rand(Hv), torch.randn(Hv)
+    state, slots = torch.zeros(B + 3, Hv, K, V), torch.arange(1, B + 1, dtype=torch.int32)
+    out = torch.empty_like(v)
+    modes = _modes.GATE_RAW | _modes.BETA_LOGIT | _modes.L2NORM
+    flags = {
+        "use_gate_in_kernel": True,
+        "use_beta_sigmoid_in_kernel": True,
+        "use_qk_l2norm_in_kernel": True,
+    }
+    threads = torch.get_num_threads()
+    module = native()
+    nothing = (None,) * 6
+    inputs = (q, k, v, a, b, A_log, dt_bias, None)
+    settings = (True, modes, 0.0, "", threads)
+
+    def eager() -> object:
+        return gated_delta_rule_decode(
+            q, k, v, a, b, state=state, state_indices=slots, A_log=A_log, dt_bias=dt_bias, **flags
+        )
+
+    rows: dict[str, Callable[[int], float]] = {
+        "C++": lambda calls: module.decode_seconds(
+            calls, q, k, v, a, b, A_log, dt_bias, state, slots, out, modes, threads
+        ),
+        "native function": lambda calls: seconds_of(
+            lambda: module.decode(*inputs, state, slots, *nothing, out, *settings), calls
+        ),
+        "kernel": lambda calls: seconds_of(
+            lambda: torch_kernels.decode(*inputs, state, slots, *nothing, out, *settings), calls
+        ),
+        "eager": lambda calls: seconds_of(eager, calls),
+        "operator": lambda calls: seconds_of(
+            lambda: torch.ops.flash_qla.decode(*inputs, state, slots, *nothing, out, *settings), calls
+        ),
+    }
+    if dtype == torch.float32:
+        arrays = [x.numpy() for x in (q, k, v, a, b)]
+        others = {"state": state.numpy(), "state_indices": slots.numpy()}
+        gate = {"A_log": A_log.numpy(), "dt_bias": dt_bias.numpy()}
+        rows["numpy"] = lambda calls: seconds_of(
+            lambda: gated_delta_rule_decode(*arrays, **others, **gate, **flags), calls
+        )
+    return rows
+
+
+def measure(name: str, rounds: int, calls: int) -> dict[str, float]:
+    """Row -> median seconds of a call."""
+    rows = rows_of_case(name)
+    for row in rows.values():
+        row(calls // 10 + 1)
+    times: dict[str, list[float]] = {row: [] for row in rows}
+    for _ in range(rounds):
+        for row, run in rows.items():
+            times[row].append(run(calls))
+    return {row: statistics.median(values) for row, values in times.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=1000, help="calls of a row in each round")
+    parser.add_argument("--json", metavar="FILE", help="append one JSON object for each row")
+    parser.add_argument("--limit", type=float, help="microseconds that the eager row may be above C++ (tiny case)")
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    processor = flash_qla.info()["cpu"]
+    print(f"{processor}; torch {torch.__version__}, Python {platform.python_version()}, 1 thread")
+    above = 0.0
+    with torch.no_grad():
+        for name in CASES:
+            times = measure(name, options.rounds, options.calls)
+            base = times["C++"]
+            print(f"{name}: {CASES[name][0]} row, {CASES[name][1]}/{CASES[name][2]} heads, {CASES[name][5]}")
+            for row, seconds in times.items():
+                print(f"  {row:16s} {seconds * 1e6:8.2f} us   {(seconds - base) * 1e6:+8.2f} us above C++")
+                if options.json:
+                    record = {
+                        "case": name,
+                        "row": row,
+                        "us": round(seconds * 1e6, 3),
+                        "us_above_cpp": round((seconds - base) * 1e6, 3),
+                        "cpu": processor,
+                        "torch": torch.__version__,
+                        "python": platform.python_version(),
+                        "rounds": options.rounds,
+                        "calls": options.calls,
+                        "commit": os.environ.get("FQLA_COMMIT", ""),
+                        "date": datetime.date.today().isoformat(),
+                    }
+                    with open(options.json, "a", encoding="utf-8") as file:
+                        file.write(json.dumps(record) + "\n")
+            if name == "tiny":
+                above = (times["eager"] - base) * 1e6
+    if options.limit is not None and above > options.limit:
+        print(f"the eager call is {above:.2f} us above C++; the limit is {options.limit:g}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

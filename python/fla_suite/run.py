@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Runs FLA's own test suite of the Gated Delta Net functions with flash_qla in their place, on the CPU.
+
+    python python/fla_suite/run.py CHECKOUT [--record FILE.json] [pytest arguments]
+
+CHECKOUT is a clone of the repository fla-org/flash-linear-attention; this script fetches nothing. It is run by a Python
+that has flash_qla, torch, triton, einops, packaging and pytest (transformers makes `import fla` complete but is not
+needed). Results by test function are printed at the end and, with --record, written as JSON. docs/python.md has the
+figures and says why some tests are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SUITE = "tests/ops/test_gdn.py"
+NEEDED = ("flash_qla", "torch", "triton", "einops", "packaging", "pytest")
+
+# Tests of FLA's Triton kernels themselves, which need a GPU and which nobody replaces, and tests that assert that FLA
+# dispatched to the TileLang package.
+LEFT_OUT = ("flash_qla", "prepare_wy", "blackwell", "test_gate")
+
+
+def refuse(sentence: str) -> None:
+    print(f"run.py: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="a clone of fla-org/flash-linear-attention")
+    parser.add_argument("--record", type=Path, help="write the counts here")
+    parser.add_argument("-k", dest="only", help="as pytest's: run these tests only")
+    parser.add_argument("--device", default="cpu", help="where FLA's tests put their tensors")
+    arguments, for_pytest = parser.parse_known_args()
+
+    checkout = arguments.checkout.resolve()
+    if not (checkout / SUITE).is_file():
+        refuse(f"{checkout} has no {SUITE}; give the folder of a clone of fla-org/flash-linear-attention")
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        refuse(f"{sys.executable} lacks {', '.join(missing)}")
+
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "record.json"
+        environment = os.environ | {
+            "GDN_DROPIN": "flash_qla",
+            "GDN_DROPIN_DEVICE": arguments.device,
+            "GDN_DROPIN_RECORD": str(record),
+            # Read when fla is imported. Without it FLA's suite skips every case with Hv != Hk.
+            "FLA_DISABLE_BACKEND_DISPATCH": "1",
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (str(HERE), str(checkout), os.environ.get("PYTHONPATH", "")))
+            ),
+        }
+        # Turns FLA's failures into warnings when set.
+        environment.pop("FLA_CI_ENV", None)
+        command = [sys.executable, "-m", "pytest", "-q", "-o", "log_cli=false", "-p", "no:cacheprovider"]
+        chosen = [f"not {name}" for name in LEFT_OUT] + ([f"({arguments.only})"] if arguments.only else [])
+        command += ["-p", "suite_plugin", SUITE, "-k", " and ".join(chosen), *for_pytest]
+        result = subprocess.run(command, cwd=checkout, env=environment, check=False).returncode
+        if not record.is_file():
+            return result or 1
+        counts: dict[str, dict[str, int]] = json.loads(record.read_text(encoding="utf-8"))
+        if arguments.record:
+            arguments.record.write_bytes(record.read_bytes())
+
+    kinds = ("passed", "failed", "skipped", "left out")
+    print(f"\n{'':54}" + "".join(f"{kind:>10}" for kind in kinds))
+    for test, count in sorted(counts.items()):
+        print(f"{test:54}" + "".join(f"{count.get(kind, 0):10d}" for kind in kinds))
+    print(f"{'together':54}" + "".join(f"{sum(c.get(kind, 0) for c in counts.values()):10d}" for kind in kinds))
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""Which module handles the caller's arrays: `torch_path` or `numpy_path`, each imported when it is first needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_torch_path: Any = None
+_numpy_path: Any = None
+
+
+def path_of(x: Any) -> Any:
+    """The module for arrays like x. NOTE: kept in globals, an import statement in every call takes a microsecond."""
+    global _torch_path, _numpy_path
+    if type(x).__module__ == "numpy":
+        if _numpy_path is None:
+            from . import numpy_path
+
+            _numpy_path = numpy_path
+        return _numpy_path
+    if _torch_path is None:
+        from . import torch_path
+
+        _torch_path = torch_path
+    return _torch_path
