@@ -375,7 +375,7 @@ struct BackwardRun {
         const std::int64_t begin = same_chunk ? first : static_cast<std::int64_t>(next * C);
         const std::int64_t end = std::min<std::int64_t>(begin + std::int64_t(C), task.span.length);
         ahead.add(x, task.span.batch, task.span.begin + begin, task.span.begin + end,
-                  call.value_head(task.key_head, static_cast<std::int32_t>(round + (same_chunk ? slot + 1 : 0))),
+                  call.value_head(task.key_head, static_cast<std::int32_t>(round + (same_chunk ? slot + 1 : 0))), 0,
                   dim_v);
     }
 
@@ -405,8 +405,8 @@ struct BackwardRun {
         if (round == 0 && slot + 1 == heads) {
             const std::int64_t begin = task.span.begin + std::int64_t(next * C);
             const std::int64_t end = std::min(begin + std::int64_t(C), task.span.begin + task.span.length);
-            ahead.add(call.k, task.span.batch, begin, end, task.key_head, dim_k);
-            ahead.add(call.q, task.span.batch, begin, end, task.key_head, dim_k);
+            ahead.add(call.k, task.span.batch, begin, end, task.key_head, 0, dim_k);
+            ahead.add(call.q, task.span.batch, begin, end, task.key_head, 0, dim_k);
         }
         update_state(vc, kc, rows, s.gates.total, state, &term, 1, entering(next, slot), ahead);
     }

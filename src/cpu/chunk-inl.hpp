@@ -200,6 +200,44 @@ private:
     }
 };
 
+// Rows of the caller's tensors to ask for ahead of use: they lie pages apart, where no hardware prefetcher follows. The
+// requests are spread over the tiles of a long product, because a burst fills the miss buffers and then stalls the
+// loads behind it.
+class RowsAhead {
+public:
+    // Columns [v, v + columns) of tokens [first, last) of one head.
+    HWY_INLINE void add(const TokenRef& x, std::int64_t batch, std::int64_t first, std::int64_t last, std::int32_t head,
+                        std::int64_t v, std::size_t columns) {
+        if (!x || first >= last) return;
+        const auto width = static_cast<std::int64_t>(size_of(x.dtype));
+        const auto* at = static_cast<const std::byte*>(x.data) + (x.offset(batch, first, head) + v) * width;
+        parts_[count_++] = {at, x.token * width, static_cast<std::size_t>(last - first), lines_of(x, columns)};
+        lines_ += static_cast<std::size_t>(last - first) * lines_of(x, columns);
+    }
+    // Spreads everything added so far over `steps` steps.
+    HWY_INLINE void spread(std::size_t steps) { each_ = (lines_ + steps - 1) / steps; }
+    HWY_INLINE void step() {
+        for (std::size_t i = 0; i < each_ && part_ < count_; ++i) {
+            const Part& p = parts_[part_];
+            __builtin_prefetch(p.at + static_cast<std::int64_t>(row_) * p.stride + line_ * 64);
+            if (++line_ < p.lines) continue;
+            line_ = 0;
+            if (++row_ < p.rows) continue;
+            row_ = 0, ++part_;
+        }
+    }
+
+private:
+    struct Part {
+        const std::byte* at;
+        std::int64_t stride;  // bytes from row to row
+        std::size_t rows, lines;
+    };
+    Part parts_[4];
+    std::size_t count_ = 0, lines_ = 0, each_ = 0;
+    std::size_t part_ = 0, row_ = 0, line_ = 0;
+};
+
 // Where the checkpoints of one sequence lie. Positions count tokens of the sequence.
 class CheckpointCursor {
 public:

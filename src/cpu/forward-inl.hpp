@@ -158,17 +158,15 @@ struct HeadChunk {
             store_row(s.outputs + i * slice, v_columns, o.data, o.dtype, at(o, i, v_begin));
     }
 
-    // Strip p of the task. `ahead(i, count)` is called for i < count, spread over the strip's work.
-    template <class Ahead>
-    HWY_INLINE void run_strip(std::size_t p, float* state, Element* operand, Ahead&& ahead) {
+    // Strip p of the task.
+    HWY_INLINE void run_strip(std::size_t p, float* state, Element* operand, RowsAhead& ahead) {
         const std::size_t v = p * strip_columns();
         for (std::size_t i0 = 0; i0 < rows; i0 += kTileRows) solve(i0, v, operand);
         if (task.write_output)
             for (std::size_t i0 = 0; i0 < rows; i0 += kTileRows) output(i0, v, operand);
-        const std::size_t count = s.keys.pk / kTileRows;
-        for (std::size_t i = 0; i < count; ++i) {
-            ahead(i, count);
-            update(i * kTileRows, state, operand);
+        for (std::size_t k = 0; k < s.keys.pk; k += kTileRows) {
+            ahead.step();
+            update(k, state, operand);
         }
     }
 
@@ -395,41 +393,42 @@ struct ForwardRun {
                 chunk.head = first.head;
                 s.lag[first.lag] = chunk.prepare(s.lag[first.lag]);
                 chunk.load_values();
+                RowsAhead ahead = rows_after(h, r);
+                ahead.spread(strips * (pk / kTileRows));
                 for (std::size_t p = 0; p < strips; ++p) {
                     const Strip at = strip(h, r, p);
-                    chunk.run_strip(p, at.state, at.operand,
-                                    [&](std::size_t i, std::size_t count) { prefetch_after(h, r, p, i, count); });
+                    chunk.run_strip(p, at.state, at.operand, ahead);
                 }
                 if (task.write_output) chunk.store_outputs();
             }
         }
     }
 
-    // Asks for what follows head (h, r): the next head's values, and a share of the next key head's keys and queries.
-    // The lines are spread over all tiles of the head's updates (tile of count in strip p), because a burst fills the
-    // miss buffers and then stalls the loads behind it.
-    HWY_INLINE void prefetch_after(std::int32_t h, std::size_t r, std::size_t p, std::size_t tile_index,
-                                   std::size_t count) const {
+    // What follows the products of head (h, r): its outputs, the next head's values, and a share of the next key head's
+    // keys and queries.
+    HWY_INLINE RowsAhead rows_after(std::int32_t h, std::size_t r) const {
         const bool same_keys = r + 1 < group, wraps = h + 1 == task.key_end;
         const std::int32_t next_key = wraps ? task.key_begin : h + 1;
         const std::int64_t next_chunk = chunk.first + (wraps ? static_cast<std::int64_t>(chunk.n) : 0);
-        const auto some = [&](const TokenRef& x, std::size_t columns, std::int32_t head, std::size_t v,
-                              std::int64_t first, std::size_t part, std::size_t parts) {
-            const std::size_t lines = lines_of(x, columns), all = lines * C;
-            for (std::size_t i = all * part / parts; i < all * (part + 1) / parts; ++i) {
-                const std::int64_t t = first + static_cast<std::int64_t>(i / lines);
-                if (t < task.span.length)
-                    prefetch_line(x, x.offset(task.span.batch, task.span.begin + t, head) + std::int64_t(v), i % lines);
-            }
+        RowsAhead ahead;
+        const auto some = [&](const TokenRef& x, std::int64_t v, std::size_t columns, std::int32_t head,
+                              std::int64_t begin, std::int64_t end) {
+            ahead.add(x, task.span.batch, task.span.begin + begin, task.span.begin + std::min(end, task.span.length),
+                      head, v, columns);
         };
-        const std::size_t part = p * count + tile_index, parts = strips * count;
-        const std::size_t key_part = r * parts + part, key_parts = group * parts;
-        some(call.k, dim_k, next_key, 0, next_chunk, key_part, key_parts);
-        some(call.q, dim_k, next_key, 0, next_chunk, key_part, key_parts);
-        if (!task.transition)
-            some(call.v, chunk.v_columns,
-                 call.value_head(same_keys ? h : next_key, same_keys ? std::int32_t(r) + 1 : 0), chunk.v_begin,
-                 same_keys ? chunk.first : next_chunk, part, parts);
+        const auto share = [&](std::size_t i) { return next_chunk + static_cast<std::int64_t>(C * i / group); };
+        if (task.write_output)
+            some(call.o, static_cast<std::int64_t>(chunk.v_begin), chunk.v_columns,
+                 call.value_head(h, static_cast<std::int32_t>(r)), chunk.first,
+                 chunk.first + static_cast<std::int64_t>(chunk.n));
+        some(call.k, 0, dim_k, next_key, share(r), share(r + 1));
+        some(call.q, 0, dim_k, next_key, share(r), share(r + 1));
+        if (task.transition) return ahead;
+        const std::int32_t next_head = call.value_head(same_keys ? h : next_key, same_keys ? std::int32_t(r) + 1 : 0);
+        const std::int64_t values = same_keys ? chunk.first : next_chunk;
+        some(call.v, static_cast<std::int64_t>(chunk.v_begin), chunk.v_columns, next_head, values,
+             values + std::int64_t(C));
+        return ahead;
     }
 
     HWY_INLINE void run() {
