@@ -3,10 +3,10 @@
 
     python examples/python/look_inside.py [--bytes 400] [--image docs/images/python_heads.png]
 
-A script in cells (# %%) for editors that run them like a notebook. The layers of transformers' model call flash_qla; what
-each one hands over is kept, and the rule is computed again on it with the state after every fourth byte written out. The
-figure shows, for each layer and head: which share of the state a byte erases, how large the state is, and how large the
-head's output is. Needs torch, transformers, safetensors and matplotlib.
+A script in cells (# %%) for editors that run them like a notebook. The layers of transformers' model call flash_qla;
+what each one hands over is kept, and the rule is computed again on it with the state after every fourth byte written
+out. The figure shows, for each layer and head: which share of the state a byte erases, how large the state is, and how
+large the head's output is. Needs torch, transformers, safetensors and matplotlib.
 """
 
 # %% The model and its text
@@ -26,8 +26,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
-import flash_qla  # noqa: E402
 from qwen3_next_rule import CHUNK, for_transformers  # noqa: E402
+
+import flash_qla  # noqa: E402
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--bytes", type=int, default=400, help="of the held-out text")

@@ -2,11 +2,12 @@
 """Prefill and decode with numpy arrays: no torch, no compiler, nothing but this package and numpy.
 
 A batch of three packed sequences of different lengths is computed at once. Their final states go into a pool, and each
-sequence then grows token by token in its own slot. The program checks itself: the tokens that were decoded must be those
-that a prefill of the whole text computes.
+sequence then grows token by token in its own slot. The program checks itself: the tokens that were decoded must be
+those that a prefill of the whole text computes.
 """
 
 import numpy as np
+
 from flash_qla import chunk_gated_delta_rule, gated_delta_rule_decode, info
 
 Hk, Hv, K, V = 2, 4, 64, 64
@@ -15,9 +16,12 @@ rng = np.random.default_rng(1)
 flags = {"use_qk_l2norm_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
 
 
+def draw(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
 def inputs(tokens: int) -> dict[str, np.ndarray]:
     """What a model's projections would give, for one sequence of the batch."""
-    draw = lambda *shape: rng.standard_normal(shape, dtype=np.float32)
     return {
         "q": draw(1, tokens, Hk, K),
         "k": draw(1, tokens, Hk, K),

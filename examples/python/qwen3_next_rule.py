@@ -18,8 +18,9 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import flash_qla
 from transformers.models.qwen3_next import modeling_qwen3_next
+
+import flash_qla
 
 CHUNK, RECURRENT = "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"
 
@@ -40,7 +41,7 @@ def for_transformers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def gated_delta_rule(which: str) -> Iterator[dict[str, int]]:
-    """"torch": transformers' own torch code, whatever else is installed. "flash_qla": this library.
+    """With "torch": transformers' own torch code, whatever else is installed. With "flash_qla": this library.
 
     Yields how often each of the two functions was called, so that a caller can see that the replacement was used.
     """

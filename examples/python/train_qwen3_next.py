@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the small Qwen3-Next model of examples/qwen3_next twice, once with each implementation of the gated delta rule.
+"""Trains the small Qwen3-Next model of examples/qwen3_next with two implementations of the gated delta rule.
 
     python examples/python/train_qwen3_next.py [--steps 300] [--batch 4] [--window 256]
     python examples/python/train_qwen3_next.py --plot-only
@@ -30,7 +30,9 @@ ROOT = HERE.parents[1]
 RUNS = {"torch": "transformers' torch code", "flash_qla": "flash_qla", "torch_chunk_32": "torch code, chunk of 32"}
 
 
-def run(which: str, text: Any, steps: int, batch: int, window: int, seed: int, report: bool = True) -> dict[str, Any]:
+def run(
+    which: str, text: Any, steps: int, batch: int, window: int, seed: int, lr: float = 3e-3, report: bool = True
+) -> dict[str, Any]:
     """One training from fresh weights: the loss of every step in nats per byte, and the seconds."""
     import torch
     from qwen3_next_rule import CHUNK, gated_delta_rule
@@ -51,7 +53,7 @@ def run(which: str, text: Any, steps: int, batch: int, window: int, seed: int, r
         for step in range(steps):
             rate = min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))
             for group in optimizer.param_groups:
-                group["lr"] = 3e-3 * rate
+                group["lr"] = lr * rate
             first = torch.randint(len(text) - window, (batch, 1), generator=batches)
             loss = nats(model, text[first + offsets])
             loss.backward()
@@ -104,7 +106,7 @@ def plot(record: dict[str, Any], path: Path) -> None:
         f"A Qwen3-Next model of {record['parameters'] / 1e6:.2f} million parameters, "
         f"{record['batch']} x {record['window']} bytes a step, fp32, CPU"
     )
-    for name, colour in (("torch_chunk_32", "#bbbbbb"), ("flash_qla", "#cc6633")):
+    for name, colour in (("torch_chunk_32", "#888888"), ("flash_qla", "#cc6633")):
         if name in runs:
             gap = differences(runs["torch"]["loss"], runs[name]["loss"])
             bottom.semilogy(steps, [max(x, 1e-8) for x in gap], color=colour, linewidth=1, label=RUNS[name])
@@ -123,6 +125,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--window", type=int, default=256, help="bytes of a sequence")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lr", type=float, default=1e-3, help="largest learning rate")
     parser.add_argument("--record", type=Path, default=ROOT / "docs/images/python_training.json")
     parser.add_argument("--image", type=Path, default=ROOT / "docs/images/python_training.png")
     parser.add_argument("--plot-only", action="store_true", help="draw the record that is there")
@@ -139,6 +142,7 @@ def main() -> None:
             "batch": arguments.batch,
             "window": arguments.window,
             "seed": arguments.seed,
+            "lr": arguments.lr,
             "parameters": sum(p.numel() for p in new_model("cpu").parameters()),
             "text_bytes": len(text),
             "threads": torch.get_num_threads(),
@@ -149,7 +153,7 @@ def main() -> None:
         }
         for which in RUNS:
             record["runs"][which] = run(
-                which, text, arguments.steps, arguments.batch, arguments.window, arguments.seed
+                which, text, arguments.steps, arguments.batch, arguments.window, arguments.seed, arguments.lr
             )
         record["summary"] = summary(record)
         arguments.record.write_text(json.dumps(record) + "\n", encoding="utf-8")

@@ -24,7 +24,8 @@ TensorView checked(const char* name, const TensorView& view, std::initializer_li
     int i = 0;
     for (const std::int64_t size : shape) {
         good = good && view.shape[i++] == size;
-        allowed += (allowed.empty() ? "" : ",") + std::to_string(size);
+        if (!allowed.empty()) allowed += ',';
+        allowed += std::to_string(size);
     }
     if (good) return view;
     raise("ValueError",

@@ -1,5 +1,7 @@
 #include "tensors.hpp"
 
+#include <algorithm>
+
 namespace flashqla::python {
 namespace {
 
@@ -15,10 +17,11 @@ DType dtype_of(const char* name, DLDataType dtype, Extra extra) {
         if (code == kDLInt && bits == 64) return DType::i64;
         if ((code == kDLUInt || code == kDLBool) && bits == 8) return DType::u8;
     }
-    raise("TypeError", std::string("flash_qla: ") + name + " has a dtype (DLPack code " + std::to_string(code) + ", " +
-                           std::to_string(bits) + " bits, " + std::to_string(int{dtype.lanes}) +
-                           " lanes) that no function takes; allowed are float32, float16, bfloat16, and int32, int64 "
-                           "and bool for indices and flags");
+    static const char* const kKinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+    const std::string kind = code < 7 ? kKinds[code] : "DLPack code " + std::to_string(code) + " of bits ";
+    raise("TypeError",
+          std::string("flash_qla: ") + name + " is " + kind + std::to_string(bits) +
+              "; allowed are float32, float16 and bfloat16, and int32, int64 and bool for indices and flags");
 }
 
 DeviceType device_type_of(const char* name, DLDeviceType type) {
@@ -49,9 +52,17 @@ TensorView view_of(const char* name, const Tensor& tensor, Extra extra) {
     if (view.device.type == DeviceType::cpu) view.device.index = 0;
     view.data = static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset();
     const auto strides = tensor.strides();
+    bool empty = false;
     for (int i = 0; i < rank; ++i) {
         view.shape[i] = tensor.size(i);
         view.stride[i] = strides[i];
+        empty = empty || view.shape[i] == 0;
+    }
+    // numpy gives an empty array strides of 0.
+    std::int64_t dense = 1;
+    for (int i = rank - 1; empty && i >= 0; --i) {
+        view.stride[i] = dense;
+        dense *= std::max<std::int64_t>(view.shape[i], 1);
     }
     return view;
 }

@@ -57,9 +57,7 @@ def main() -> int:
             "GDN_DROPIN_RECORD": str(record),
             # Read when fla is imported. Without it FLA's suite skips every case with Hv != Hk.
             "FLA_DISABLE_BACKEND_DISPATCH": "1",
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, (str(HERE), str(checkout), os.environ.get("PYTHONPATH", "")))
-            ),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), str(checkout), os.environ.get("PYTHONPATH", "")))),
         }
         # Turns FLA's failures into warnings when set.
         environment.pop("FLA_CI_ENV", None)

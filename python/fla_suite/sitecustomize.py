@@ -1,8 +1,8 @@
 """Import shim: gives FLA's Gated Delta Net functions to every importer as those of another module.
 
 Python imports a module of this name at start, so that a process with this folder first on PYTHONPATH, and every process
-that it spawns, gets the replacement. Directly after FLA's module has run, and so before anybody can copy a name out of it,
-its public functions are replaced; the originals stay reachable in its submodules `chunk` and `fused_recurrent`.
+that it spawns, gets the replacement. Directly after FLA's module has run, and so before anybody can copy a name out of
+it, its public functions are replaced; the originals stay reachable in its submodules `chunk` and `fused_recurrent`.
 
     GDN_DROPIN         module with the replacements, `flash_qla` in run.py; unset: this file does nothing
     GDN_DROPIN_DEVICE  what FLA's tests take for their device. Without a GPU FLA insists on "cuda"; "cpu" corrects it

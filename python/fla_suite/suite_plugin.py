@@ -42,8 +42,10 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     path = os.environ.get("GDN_DROPIN_RECORD")
     if path:
-        record = {test: dict(count, **({"why": sorted(reasons[test])} if reasons[test] else {}))
-                  for test, count in counts.items()}
+        record = {
+            test: dict(count, **({"why": sorted(reasons[test])} if reasons[test] else {}))
+            for test, count in counts.items()
+        }
         with open(path, "w", encoding="utf-8") as file:
             json.dump(record, file, indent=2)
             file.write("\n")

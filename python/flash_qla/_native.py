@@ -7,10 +7,12 @@ interpreter lock while they compute, and raise `ValueError`, `TypeError`, `NotIm
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 __all__ = ["Native", "native"]
@@ -51,14 +53,41 @@ _loaded: Native | None = None
 _lock = threading.Lock()
 
 
+@contextlib.contextmanager
+def _no_compilation() -> Iterator[None]:
+    """Keeps tvm_ffi from compiling a torch extension when it is imported.
+
+    Before 2.10 torch has no DLPack interface in C, and tvm_ffi compiles one: a minute, and a compiler. Its way through
+    Python costs 8 us a call instead. With the package torch-c-dlpack-ext there is nothing to compile; on a machine with
+    CUDA the interface is needed (it brings torch's allocator), so there tvm_ffi decides.
+    """
+    import torch
+
+    name = "TVM_FFI_DISABLE_TORCH_C_DLPACK"
+    ready = hasattr(torch.Tensor, "__dlpack_c_exchange_api__") or hasattr(torch.Tensor, "__c_dlpack_exchange_api__")
+    if ready or name in os.environ or importlib.util.find_spec("torch_c_dlpack_ext") or torch.cuda.is_available():
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
 def _import_tvm_ffi() -> Any:
     """The tvm_ffi package, without what it would import along.
 
     NOTE: `import tvm_ffi` imports torch when torch is installed, which takes seconds and is of no use to a caller who
     has numpy arrays. It copes with torch missing, so that is what it sees unless the caller has imported torch.
     """
-    if "tvm_ffi" in sys.modules or "torch" in sys.modules:
+    if "tvm_ffi" in sys.modules:
         import tvm_ffi
+
+        return tvm_ffi
+    if sys.modules.get("torch") is not None:
+        with _no_compilation():
+            import tvm_ffi
 
         return tvm_ffi
     sys.modules["torch"] = None  # type: ignore[assignment]

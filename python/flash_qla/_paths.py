@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 _torch_path: Any = None
 _numpy_path: Any = None
 
 
+def _is_numpy(x: Any) -> bool:
+    """Whether x is an array of a class that somebody derived."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(x, numpy.ndarray)
+
+
 def path_of(x: Any) -> Any:
     """The module for arrays like x. NOTE: kept in globals, an import statement in every call takes a microsecond."""
     global _torch_path, _numpy_path
-    if type(x).__module__ == "numpy":
+    module = type(x).__module__
+    if module == "numpy" or (not module.startswith("torch") and _is_numpy(x)):
         if _numpy_path is None:
             from . import numpy_path
 

@@ -29,7 +29,7 @@ class _Arrays:
     """The few functions that torch and numpy spell differently."""
 
     def __init__(self, like: Any) -> None:
-        self.numpy = type(like).__module__ == "numpy"
+        self.numpy = not hasattr(like, "requires_grad")
         if self.numpy:
             import numpy
 

@@ -65,9 +65,11 @@ def _check_sequences(function: str, q: Any, cu_seqlens: Any, initial_state: Any)
         return
     if not hasattr(cu_seqlens, "shape"):
         raise TypeError(f"{function}: cu_seqlens is a {type(cu_seqlens).__name__}; it must be a tensor [N+1]")
-    if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 2:
+    if len(cu_seqlens.shape) != 1:
+        raise ValueError(f"{function}: cu_seqlens has {len(cu_seqlens.shape)} dimensions; its shape must be [N+1]")
+    if cu_seqlens.shape[0] < 2:
         raise ValueError(
-            f"{function}: cu_seqlens has shape {list(cu_seqlens.shape)}; it must be [N+1] with one sequence or more"
+            f"{function}: cu_seqlens has {cu_seqlens.shape[0]} entries; it must have N + 1, with one sequence or more"
         )
     if q.shape[0] != 1:
         raise ValueError(

@@ -45,12 +45,10 @@ def to_native(function: str, name: str, x: Any, *, inner: int = 1, wide: bool = 
     """An array as the native module takes it: copied only when one of its last `inner` dimensions is strided."""
     if x is None:
         return None
-    if type(x) is np.ndarray and x.dtype in _PLAIN:
-        flags = x.flags
-        if flags.c_contiguous and flags.writeable:
-            return x
+    if type(x) is np.ndarray and x.dtype in _PLAIN and x.flags.carray:
+        return x
     if not isinstance(x, np.ndarray):
-        raise TypeError(f"{function}: {name} is a {type(x).__name__}; q is a numpy array, so it must be one too")
+        raise TypeError(f"{function}: {name} is a {type(x).__name__}; it must be a numpy array like the others")
     if x.dtype.name == "bfloat16":
         x = x.view(np.uint16)
     elif x.dtype.kind == "f":
@@ -63,11 +61,11 @@ def to_native(function: str, name: str, x: Any, *, inner: int = 1, wide: bool = 
     expected = x.itemsize
     for axis in range(x.ndim - 1, x.ndim - 1 - min(inner, x.ndim), -1):
         if x.shape[axis] > 1 and x.strides[axis] != expected:
-            x = np.ascontiguousarray(x)
+            x = np.array(x, order="C")
             break
         expected *= x.shape[axis]
-    if any(stride % x.itemsize or stride < 0 for stride in x.strides):
-        x = np.ascontiguousarray(x)
+    if not x.flags.aligned or any(stride % x.itemsize or stride < 0 for stride in x.strides):
+        x = np.array(x, order="C")
     return x if x.flags.writeable else _writable_view(x)
 
 
@@ -83,7 +81,7 @@ def common_io(function: str, q: Any, k: Any, v: Any) -> np.dtype[Any]:
                 "(flash_qla.testing computes in float64)"
             )
     same = q.dtype == k.dtype == v.dtype
-    return q.dtype if same else np.dtype(np.float32)
+    return q.dtype.newbyteorder("=") if same else np.dtype(np.float32)
 
 
 def _bits(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -115,7 +113,7 @@ def forward(
     """o and the final states (or None) of `functions.chunk_gated_delta_rule`; `tensors` as in `functions._forward`."""
     for name, x in (("k", tensors[1]), ("v", tensors[2])):
         if not isinstance(x, np.ndarray):
-            raise TypeError(f"{function}: {name} is a {type(x).__name__}; q is a numpy array, so it must be one too")
+            raise TypeError(f"{function}: {name} is a {type(x).__name__}; it must be a numpy array like the others")
     wide = options.backend == ORACLE
     io = np.dtype(np.float64) if wide else common_io(function, *tensors[:3])
     q, k, v = (x.astype(io, copy=False) for x in tensors[:3])
@@ -162,7 +160,7 @@ def _in_place(function: str, name: str, x: Any) -> Any:
     if x is None:
         return None
     if not isinstance(x, np.ndarray):
-        raise TypeError(f"{function}: {name} is a {type(x).__name__}; q is a numpy array, so it must be one too")
+        raise TypeError(f"{function}: {name} is a {type(x).__name__}; it must be a numpy array like the others")
     if x.dtype not in _PLAIN and x.dtype.name != "bfloat16":
         raise TypeError(f"{function}: {name} is {x.dtype}; allowed are float32, float16 and bfloat16")
     if not x.flags.writeable:

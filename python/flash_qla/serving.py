@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from . import _modes
 from ._paths import path_of
-from .functions import _check_arrays, _scale, gate_mode
+from .functions import _scale, gate_mode
 from .options import DEFAULT_OPTIONS, PlanOptions
 
 __all__ = [
@@ -52,6 +52,13 @@ def _rule_modes(
         | (_modes.L2NORM if l2norm else 0)
         | (_modes.TILED if grouping == "tiled" else 0)
     )
+
+
+def _need(function: str, **arguments: Any) -> None:
+    """Arguments that no call can do without."""
+    for name, x in arguments.items():
+        if x is None:
+            raise TypeError(f"{function}: {name} is None; it must be given")
 
 
 def gated_delta_rule_decode(
@@ -223,7 +230,9 @@ def _decode(
     output_dtype: Any,
     options: PlanOptions,
 ) -> Any:
-    _check_arrays(function, *inputs[:3])
+    q, k, v = inputs[:3]
+    if q is None or k is None or v is None or pools[0] is None:
+        _need(function, q=q, k=k, v=v, state=pools[0])
     if not modes & _modes.GATE_RAW:
         inputs = (*inputs[:5], None, None, inputs[7])
     scale = _scale(function, scale)
@@ -255,6 +264,7 @@ def gated_delta_rule_commit(
         ValueError: an argument that does not fit.
     """
     name = "gated_delta_rule_commit"
+    _need(name, state=state, intermediate_states=intermediate_states, accepted=accepted)
     modes = _pool_modes(name, state_v_first, pad_slots)
     path_of(state).commit(name, (state, state_indices, intermediate_states, intermediate_indices, accepted), modes)
 
@@ -311,7 +321,7 @@ def gated_delta_rule_mixed(
         ValueError, NotImplementedError: as `gated_delta_rule_decode`.
     """
     name = "gated_delta_rule_mixed"
-    _check_arrays(name, q, k, v)
+    _need(name, q=q, k=k, v=v, state=state)
     modes = _rule_modes(
         name,
         g,

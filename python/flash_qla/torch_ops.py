@@ -20,9 +20,9 @@ from . import _modes, torch_kernels
 from .options import ORACLE
 from .torch_kernels import state_shape
 
-__all__ = ["PLAIN_TYPES", "forward", "something_watches"]
+__all__ = ["backward", "forward", "is_plain", "refuse_tangents"]
 
-PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
+PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 LIBRARY: Any = torch.library.Library("flash_qla", "DEF")  # type: ignore[no-untyped-call]
 
@@ -31,6 +31,7 @@ _PLAN = "int modes, float scale, str backend, int threads, int context_split"
 
 
 NO_VMAP = "flash_qla::{} has no vmap rule; put the mapped dimension into the batch dimension of the tensors"
+NO_FORWARD_MODE = "flash_qla: the gated delta rule has no forward-mode AD (jvp); use reverse mode (backward, vjp)"
 
 
 def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
@@ -88,6 +89,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _gradients(ctx: Any, d_o: Tensor | None, d_final_state: Tensor | None) -> tuple[Any, ...]:
+    if not ctx.plan[0] & _modes.OUTPUT_FINAL_STATE:
+        d_final_state = None  # of the empty tensor that stands for it
     tensors = ctx.saved_tensors
     needs = ctx.needs_input_grad
     # In the order of torch_kernels.backward's results; cu_seqlens has no gradient.
@@ -96,7 +99,7 @@ def _gradients(ctx: Any, d_o: Tensor | None, d_final_state: Tensor | None) -> tu
     result: list[Tensor | None] = [None] * len(needs)
     if (d_o is None and d_final_state is None) or wanted == 0:
         return tuple(result)
-    gradients = torch.ops.flash_qla.backward(*tensors, d_o, d_final_state, wanted, *ctx.plan)
+    gradients = backward(*tensors, d_o, d_final_state, wanted, *ctx.plan)
     for position, gradient in zip(positions, gradients):
         if needs[position]:
             result[position] = gradient
@@ -147,11 +150,27 @@ torch.library.register_autograd("flash_qla::forward", _gradients, setup_context=
 torch.library.register_autograd("flash_qla::backward", _no_second_derivative, lib=LIBRARY)
 
 
-class _Transformed(torch.autograd.Function):
-    """The operator under torch.func.grad and vjp, which torch.library's own autograd does not know."""
+class _Differentiable(torch.autograd.Function):
+    """Base of the two operators as autograd functions for eager mode.
+
+    torch.library has registered the same formulas with the operators, which serves torch.compile. In eager mode its
+    Python layers take 130 us a call, and it does not know torch.func.grad and vjp; these functions do.
+    """
 
     @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        raise NotImplementedError(NO_VMAP.format("forward"))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError(NO_FORWARD_MODE)
+
+
+class _Forward(_Differentiable):
+    @staticmethod
     def forward(*arguments: Any) -> Any:
+        if is_plain(arguments[:9]):
+            return torch_kernels.forward(*arguments)
         return torch.ops.flash_qla.forward(*arguments)
 
     @staticmethod
@@ -162,20 +181,45 @@ class _Transformed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         return _gradients(ctx, *gradients)
 
+
+class _Backward(_Differentiable):
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        raise NotImplementedError(NO_VMAP.format("forward"))
+    def forward(*arguments: Any) -> Any:
+        return torch.ops.flash_qla.backward(*arguments)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise NotImplementedError("flash_qla::forward has no forward-mode derivative; use reverse mode")
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _no_second_derivative(ctx)
 
 
 def forward(*arguments: Any) -> Any:
-    """The operator `forward`, through the door that the active transforms need."""
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
-        return _Transformed.apply(*arguments)
-    return torch.ops.flash_qla.forward(*arguments)
+    """The operator `forward`, with gradients in every mode."""
+    if torch.compiler.is_compiling():
+        return torch.ops.flash_qla.forward(*arguments)
+    return _Forward.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+def backward(*arguments: Any) -> Any:
+    """The operator `backward`; it refuses to be differentiated in every mode."""
+    if torch.compiler.is_compiling():
+        return torch.ops.flash_qla.backward(*arguments)
+    if is_plain(arguments[:11]):
+        return torch_kernels.backward(*arguments)
+    return _Backward.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+def refuse_tangents(tensors: tuple[Any, ...]) -> None:
+    """Forward-mode derivatives would be dropped without a word."""
+    if torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level < 0:
+        return
+    unpack: Any = torch.autograd.forward_ad.unpack_dual
+    for x in tensors:
+        if isinstance(x, Tensor) and unpack(x).tangent is not None:
+            raise NotImplementedError(NO_FORWARD_MODE)
 
 
 def _watchers() -> Callable[[], bool]:
@@ -207,3 +251,18 @@ def _watchers() -> Callable[[], bool]:
 
 
 something_watches = _watchers()
+
+
+def is_plain(tensors: tuple[Any, ...]) -> bool:
+    """Whether these are ordinary tensors in ordinary eager mode, none of which needs a gradient. The first is q."""
+    # NOTE: a loop over the types in C; the same in Python costs a microsecond more.
+    if not PLAIN_TYPES.issuperset(map(type, tensors)) or something_watches():
+        return False
+    q = tensors[0]
+    if not (q.is_cpu or q.is_cuda):
+        return False
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return False
+    return True

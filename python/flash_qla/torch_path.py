@@ -6,7 +6,7 @@ Two ways lead to `torch_kernels`, which makes the native call:
     torch_kernels.forward_eager(...)   plain tensors in eager mode without gradients
 
 The second exists because the dispatcher's round trip through two Python kernels (autograd, then CPU) costs several
-times what the native call does; `is_plain` says when nobody could tell the difference.
+times what the native call does; `torch_ops.is_plain` says when nobody could tell the difference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check_tensors(function: str, names: tuple[str, ...], tensors: tuple[Any, ...
     """Every argument that is given must be a tensor."""
     for name, x in zip(names, tensors):
         if x is not None and not isinstance(x, Tensor):
-            raise TypeError(f"{function}: {name} is a {type(x).__name__}; q is a torch tensor, so it must be one too")
+            raise TypeError(f"{function}: {name} is a {type(x).__name__}; it must be a torch tensor like the others")
 
 
 def common_io(function: str, q: Tensor, k: Tensor, v: Tensor, backend: str) -> torch.dtype:
@@ -55,18 +55,6 @@ def narrow(x: Tensor | None, backend: str) -> Tensor | None:
     return x.float()
 
 
-def is_plain(tensors: tuple[Any, ...]) -> bool:
-    """Whether these are ordinary tensors in ordinary eager mode, none of which needs a gradient. The first is q."""
-    q = tensors[0]
-    if torch_ops.something_watches() or type(q) not in torch_ops.PLAIN_TYPES or not (q.is_cpu or q.is_cuda):
-        return False
-    grad = torch.is_grad_enabled()
-    for x in tensors:
-        if x is not None and (type(x) not in torch_ops.PLAIN_TYPES or (grad and x.requires_grad)):
-            return False
-    return True
-
-
 NAMES = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens", "initial_state")
 
 
@@ -80,9 +68,10 @@ def forward(
     output_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
     """o and the final states (or None) of `functions.chunk_gated_delta_rule`; `tensors` as in `functions._forward`."""
-    plain = not torch.compiler.is_compiling() and is_plain(tensors)
+    plain = not torch.compiler.is_compiling() and torch_ops.is_plain(tensors)
     if not plain:
         check_tensors(function, NAMES, tensors)
+        torch_ops.refuse_tangents(tensors)
     q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state = tensors
     backend = options.backend
     io = common_io(function, q, k, v, backend)
@@ -129,9 +118,10 @@ def _serving_arguments(
 ) -> tuple[tuple[Any, ...], bool]:
     """Inputs, pools and the output, in the order of the operators; and whether they are plain tensors."""
     arguments = (*inputs, *pools, out)
-    plain = not torch.compiler.is_compiling() and is_plain(arguments)
+    plain = not torch.compiler.is_compiling() and torch_ops.is_plain(arguments)
     if not plain:
         check_tensors(function, names, arguments)
+        torch_ops.refuse_tangents(arguments)
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments):
             raise NotImplementedError(
                 f"{function}: an input requires a gradient, and functions on pools of states have none; call it under "
@@ -160,7 +150,7 @@ def decode(
     """`serving.gated_delta_rule_decode` and `..._verify`."""
     arguments, plain = _serving_arguments(function, _DECODE_NAMES, inputs, pools, out, output_dtype, options.backend)
     settings = (commit_state, modes | options.modes, scale, options.backend, options.threads)
-    decode_ = torch_kernels.decode if plain else torch.ops.flash_qla.decode
+    decode_: Any = torch_kernels.decode if plain else torch.ops.flash_qla.decode
     decode_(*arguments, *settings)
     result: Tensor = arguments[-1]
     return result
@@ -187,7 +177,7 @@ def mixed(
         options.threads,
         options.context_split,
     )
-    mixed_ = torch_kernels.mixed if plain else torch.ops.flash_qla.mixed
+    mixed_: Any = torch_kernels.mixed if plain else torch.ops.flash_qla.mixed
     mixed_(*arguments, *settings)
     result: Tensor = arguments[-1]
     return result
@@ -196,7 +186,7 @@ def mixed(
 def commit(function: str, tensors: tuple[Any, ...], modes: int) -> None:
     """`serving.gated_delta_rule_commit`."""
     check_tensors(function, _COMMIT_NAMES, tensors)
-    if torch.compiler.is_compiling() or not is_plain(tensors):
+    if torch.compiler.is_compiling() or not torch_ops.is_plain(tensors):
         torch.ops.flash_qla.commit(*tensors, modes)
     else:
         torch_kernels.commit(*tensors, modes)  # type: ignore[call-arg]
@@ -246,7 +236,7 @@ def backward_pass(
     state = None if h0 is None else h0.float()
     k_ = torch_kernels
     wanted = k_.D_Q | k_.D_K | k_.D_V | k_.D_G | k_.D_BETA | (0 if h0 is None else k_.D_INITIAL_STATE)
-    gradients = torch.ops.flash_qla.backward(
+    gradients = torch_ops.backward(
         *(x.to(io) for x in (q, k, v)),
         g,
         beta,

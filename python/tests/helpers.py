@@ -1,6 +1,7 @@
 """Inputs, the oracle's answers and the comparison that the tests share.
 
-An instance is a dictionary of keyword arguments of `chunk_gated_delta_rule`, so that a test may change one and call again.
+An instance is a dictionary of keyword arguments of `chunk_gated_delta_rule`, so that a test may change one and call
+again.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from flash_qla import testing
 from torch import Tensor
+
+from flash_qla import testing
 
 Arguments = dict[str, Any]
 
@@ -161,7 +163,9 @@ def limit(name: str, dtype: torch.dtype) -> float:
     return bf16 if dtype == torch.bfloat16 else max(bf16 / 8, 1e-5)
 
 
-def assert_close(name: str, got: Tensor, want: Tensor, relative: float, floor: float = 1e-2, absolute: float = 1e-7) -> None:
+def assert_close(
+    name: str, got: Tensor, want: Tensor, relative: float, floor: float = 1e-2, absolute: float = 1e-7
+) -> None:
     """Relative L2 error of each head; `floor` times the norm of an average head counts where a head is nearly zero."""
     assert got.shape == want.shape, f"{name} has shape {list(got.shape)}, wanted {list(want.shape)}"
     axis = head_axis(name, want)
@@ -174,6 +178,6 @@ def assert_close(name: str, got: Tensor, want: Tensor, relative: float, floor: f
     if errors.numel() and float(errors[worst]) > relative:
         at = int((got[worst] - want[worst]).abs().argmax())
         raise AssertionError(
-            f"{name}: head {worst} has a relative error of {float(errors[worst]):.3g}, allowed is {relative:.3g}; worst "
-            f"element {at} is {float(got[worst, at]):.6g}, wanted {float(want[worst, at]):.6g}"
+            f"{name}: head {worst} has a relative error of {float(errors[worst]):.3g}, allowed is {relative:.3g}; "
+            f"worst element {at} is {float(got[worst, at]):.6g}, wanted {float(want[worst, at]):.6g}"
         )

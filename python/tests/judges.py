@@ -3,8 +3,8 @@
     fla            naive_recurrent_gated_delta_rule and naive_chunk_gated_delta_rule of the package fla-core
     transformers   torch_chunk_gated_delta_rule and torch_recurrent_gated_delta_rule of its Qwen3-Next model
 
-Both compute in float32. What they do not have, gates from raw values, packed sequences and the rest, is done around them
-here, by the formulas of docs/math.md.
+Both compute in float32. What they do not have, gates from raw values, packed sequences and the rest, is done around
+them here, by the formulas of docs/math.md.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -147,7 +148,7 @@ def judged(rule: Rule) -> Callable[..., tuple[Tensor, Tensor]]:
         else:
             outputs, states = [], []
             offsets = cu_seqlens.tolist()
-            for n, (begin, end) in enumerate(zip(offsets, offsets[1:])):
+            for n, (begin, end) in enumerate(itertools.pairwise(offsets)):
                 h0 = v.new_zeros(1, Hv, K, V) if initial_state is None else initial_state[n : n + 1]
                 if begin == end:
                     states.append(h0)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from flash_qla import PlanOptions, chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, testing
 from helpers import (
     DIFFERENTIABLE,
     Arguments,
@@ -22,6 +21,8 @@ from helpers import (
     weights,
 )
 from torch import Tensor
+
+from flash_qla import PlanOptions, chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, testing
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "log": {},
@@ -192,7 +193,7 @@ def test_one_output(used: str) -> None:
 def test_final_state_not_asked_for() -> None:
     arguments = draw()
     arguments["output_final_state"] = False
-    o, final_state, found = gradients(chunk_gated_delta_rule, arguments)
+    _, final_state, found = gradients(chunk_gated_delta_rule, arguments)
     assert final_state is None
     want = oracle_gradients(arguments)[2]
     for name, gradient in want.items():

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from flash_qla import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 from helpers import (
     Arguments,
     assert_close,
@@ -19,6 +18,8 @@ from helpers import (
     with_tensors,
 )
 from judges import JUDGES, judged
+
+from flash_qla import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 
 Tensors = dict[str, torch.Tensor]
 
@@ -67,7 +68,9 @@ def compare(case: str, judge: str, dtype: torch.dtype, function: Any = chunk_gat
     compare_gradients(ours[2], theirs[2], arguments, dtype, by_chunks="chunk" in judge)
 
 
-def compare_gradients(ours: Tensors, theirs: Tensors, arguments: Arguments, dtype: torch.dtype, by_chunks: bool) -> None:
+def compare_gradients(
+    ours: Tensors, theirs: Tensors, arguments: Arguments, dtype: torch.dtype, by_chunks: bool
+) -> None:
     assert ours.keys() == theirs.keys()
     for name, want in theirs.items():
         got = ours[name]
@@ -142,7 +145,7 @@ def test_strong_gates() -> None:
 
 
 def test_gates_in_16_bits() -> None:
-    """g, beta, A_log, dt_bias and the state in bfloat16, as after `model.to(bfloat16)`; all arithmetic stays in float32."""
+    """g, beta, A_log, dt_bias and the state in bfloat16, as after `model.to(bfloat16)`; arithmetic stays in float32."""
     kinds = {"dtype": torch.float32, "gate_dtype": torch.bfloat16, "state_dtype": torch.bfloat16}
     arguments = draw(T=70, gate="raw", beta="logit", l2norm=True, **kinds)
     theirs = gradients(judged(JUDGES["fla-chunk"]), with_tensors(arguments, lambda _, x: x.float()))

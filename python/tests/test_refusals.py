@@ -1,5 +1,5 @@
-"""What is refused, and how: the exception types are FLA's, and each sentence names the argument, what was found and what
-is allowed."""
+"""What is refused, and how: the exception types are FLA's, and each sentence names the argument, what was found and
+what is allowed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import Arguments, draw
+
 from flash_qla import (
     PlanOptions,
     chunk_gated_delta_rule,
@@ -19,7 +21,6 @@ from flash_qla import (
     fused_recurrent_gated_delta_rule,
     plan,
 )
-from helpers import Arguments, draw
 
 CHUNK, RECURRENT = chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 BOTH = (CHUNK, RECURRENT)
@@ -59,8 +60,8 @@ REFUSALS = [
     Refusal("both names, the old one false", {"state_v_first": True, "transpose_state_layout": False}, ValueError,
             ("state_v_first", "transpose_state_layout")),
     Refusal("heads of q and k", {"k": zeros(2, 20, 1, 32)}, ValueError, ("q", "k", "2", "1")),
-    Refusal("heads of v", {"v": zeros(2, 20, 3, 16), "g": zeros(2, 20, 3), "beta": zeros(2, 20, 3), **NOTHING}, ValueError,
-            ("v", "3", "multiple of", "2")),
+    Refusal("heads of v", {"v": zeros(2, 20, 3, 16), "g": zeros(2, 20, 3), "beta": zeros(2, 20, 3), **NOTHING},
+            ValueError, ("v", "3", "multiple of", "2")),
     Refusal("head_first", {"head_first": True}, DeprecationWarning, ("head_first",), (CHUNK,)),
     Refusal("head_first, even False", {"head_first": False}, DeprecationWarning, ("head_first",), (CHUNK,)),
     Refusal("chunk_size", {"chunk_size": 48}, ValueError, ("chunk_size", "48", "16, 32 or 64"), (CHUNK,)),
@@ -112,7 +113,8 @@ REFUSALS = [
             ("initial_state", "[1,4,32,16]", "2")),
     Refusal("heads of the initial state", {"initial_state": zeros(2, 2, 32, 16)}, ValueError,
             ("initial_state", "[2,2,32,16]", "4")),
-    Refusal("A_log of another size", {"use_gate_in_kernel": True, "A_log": zeros(2)}, ValueError, ("A_log", "[2]", "4")),
+    Refusal("A_log of another size", {"use_gate_in_kernel": True, "A_log": zeros(2)}, ValueError,
+            ("A_log", "[2]", "4")),
     Refusal("dt_bias per channel", {"use_gate_in_kernel": True, "A_log": zeros(4), "dt_bias": zeros(4 * 32)},
             ValueError, ("dt_bias", "[128]", "4")),
     Refusal("offsets that decrease", {"cu_seqlens": torch.tensor([0, 15, 12])}, ValueError,
@@ -126,7 +128,8 @@ REFUSALS = [
     Refusal("offsets in a list", {"cu_seqlens": [0, 12, 20]}, TypeError, ("cu_seqlens", "list"), draw=PACKED),
     Refusal("offsets with two dimensions", {"cu_seqlens": torch.tensor([[0], [12], [20]])}, ValueError,
             ("cu_seqlens", "2 dimensions"), draw=PACKED),
-    Refusal("one number as offsets", {"cu_seqlens": torch.tensor(20), **NOTHING}, ValueError, ("cu_seqlens",), draw=PACKED),
+    Refusal("one number as offsets", {"cu_seqlens": torch.tensor(20), **NOTHING}, ValueError, ("cu_seqlens",),
+            draw=PACKED),
     Refusal("no offsets at all", {"cu_seqlens": torch.tensor([], dtype=torch.int64), **NOTHING}, ValueError,
             ("cu_seqlens",), draw=PACKED),
     # ---- types
@@ -140,12 +143,16 @@ REFUSALS = [
     Refusal("A_log in uint16", {"use_gate_in_kernel": True, "A_log": zeros(4, dtype=torch.uint16)},
             (ValueError, TypeError), ("A_log", "uint16")),
     Refusal("boolean beta", {"beta": zeros(2, 20, 4, dtype=torch.bool)}, (ValueError, TypeError), ("beta",)),
+    Refusal("q is None", {"q": None}, TypeError, ("q", "NoneType")),
+    Refusal("k is None", {"k": None}, TypeError, ("k", "NoneType")),
+    Refusal("v is None", {"v": None}, TypeError, ("v", "NoneType")),
     Refusal("q is a list", {"q": [[1.0]]}, TypeError, ("q", "list")),
     Refusal("k is a numpy array", {"k": np.zeros((2, 20, 2, 32), np.float32)}, TypeError, ("k", "ndarray", "torch")),
     Refusal("g is a float", {"g": -0.1}, TypeError, ("g", "float")),
     Refusal("initial_state is a numpy array", {"initial_state": np.zeros((2, 4, 32, 16), np.float32)}, TypeError,
             ("initial_state", "ndarray")),
-    Refusal("an unknown backend", {"options": PlanOptions(backend="gpu")}, (ValueError, NotImplementedError), ("gpu", "cpu")),
+    Refusal("an unknown backend", {"options": PlanOptions(backend="gpu")}, (ValueError, NotImplementedError),
+            ("gpu", "cpu")),
     Refusal("threads below 0", {"options": PlanOptions(threads=-1)}, ValueError, ("threads", "-1")),
     Refusal("context_split below 0", {"options": PlanOptions(context_split=-2)}, ValueError, ("context_split", "-2")),
 ]  # fmt: skip
@@ -215,11 +222,12 @@ def test_positional_order() -> None:
     """FLA's order of arguments in both functions: the fifth is beta in one and gk in the other."""
     a = draw(l2norm=True, beta="negative")
     want = CHUNK(**a)
-    got = CHUNK(a["q"], a["k"], a["v"], a["g"], a["beta"], None, a["initial_state"], True, True, True, True, False, None)
-    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
-    got = RECURRENT(
-        a["q"], a["k"], a["v"], a["g"], None, None, a["beta"], None, a["initial_state"], True, True, False, None, None, True, True
+    got = CHUNK(
+        a["q"], a["k"], a["v"], a["g"], a["beta"], None, a["initial_state"], True, True, True, True, False, None
     )
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    first = (a["q"], a["k"], a["v"], a["g"], None, None, a["beta"], None, a["initial_state"])
+    got = RECURRENT(*first, True, True, False, None, None, True, True)
     assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
     with pytest.raises(NotImplementedError, match="fifth positional argument is gk"):
         RECURRENT(a["q"], a["k"], a["v"], a["g"], a["beta"])

@@ -3,6 +3,7 @@ examples/python/train_qwen3_next.py, whose figure is in docs/python.md."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def test_a_lost_gradient_would_be_seen(
     def without_gate_gradient(q: Any, k: Any, v: Any, g: Any, **rest: Any) -> Any:
         return rule(q, k, v, g.detach(), **rest)
 
-    without_gate_gradient.__signature__ = __import__("inspect").signature(rule)  # type: ignore[attr-defined]
+    without_gate_gradient.__signature__ = inspect.signature(rule)  # type: ignore[attr-defined]
     monkeypatch.setattr(flash_qla, "chunk_gated_delta_rule", without_gate_gradient)
     wrong = example.run("flash_qla", text, STEPS, BATCH, WINDOW, seed=1, report=False)["loss"]
     assert max(example.differences(torch_run, wrong)) > 2e-3

@@ -25,7 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = os.environ.get("FLASH_QLA_WHEELS")
 COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "nvcc", "cmake", "ninja", "ld", "as")
 
-pytestmark = pytest.mark.skipif(not FOLDER, reason="FLASH_QLA_WHEELS names no folder; the module's first lines say more")
+pytestmark = pytest.mark.skipif(
+    not FOLDER, reason="FLASH_QLA_WHEELS names no folder; the module's first lines say more"
+)
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,8 @@ class Case:
     """"forward", "backward" or "decode"."""
 
     inputs: dict[str, np.ndarray[Any, Any]]
-    """Name -> values, dense: float32 for float tensors (exact for every dtype that they have), int64 for others."""
+    """Name -> values, dense: float32 for float tensors (exact for every dtype that they have), int64 for others. A pool
+    of states is here with its start, and in `outputs`."""
 
     dtypes: dict[str, str]
     """Name -> dtype in the call, "f32", "bf16", "i32" ...; outputs too."""
@@ -117,7 +118,7 @@ def case(line: str) -> Case:
         shapes[name] = tuple(int(size) for size in shape)
         if is_output:
             outputs.append(name)
-        else:
+        if not is_output or name in ("state", "initial_state"):
             kind = np.float32 if dtype in ("f32", "f16", "bf16") else np.int64
             inputs[name] = np.frombuffer(bytes(values), kind).reshape(shapes[name]).copy()
     named = {

@@ -16,11 +16,11 @@ _FLOATS = ("initial_state", "A_log", "dt_bias")
 def _double(x: Any) -> Any:
     if x is None:
         return None
-    if type(x).__module__ == "numpy":
-        import numpy
+    if hasattr(x, "double"):
+        return x.double()
+    import numpy
 
-        return x.astype(numpy.float64)
-    return x.double()
+    return x.astype(numpy.float64)
 
 
 def oracle(q: Any, k: Any, v: Any, g: Any = None, beta: Any = None, **keywords: Any) -> tuple[Any, Any]:

@@ -1,0 +1,122 @@
+"""Lines of the case tables through the Python functions: faults that other libraries had, as a user would meet them.
+
+The C++ tests run every line of every table; here a sample of each goes through torch, autograd and the bindings.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import head_axis
+from torch import Tensor
+
+from flash_qla import PlanOptions, chunk_gated_delta_rule, testing
+
+DTYPES = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+# Not in these functions: pools and checkpoints (test_serving.py), tiled heads, lines that must be refused.
+ELSEWHERE = ("pool", "ckpt", "inplace", "hasinit", "slots", "group=tiled", "gate=vector", "steps", "drows", "expect")
+MOST_WORK = 2e7  # multiplications: what the oracle does in half a second
+
+
+def lines(table: str, pass_name: str, count: int) -> list[str]:
+    """Lines spread over a table."""
+    found = []
+    for line in testing.table(table):
+        items = line.split(":", 1)[1].split(",")
+        # Twice a beta that is no logit is not a thing here, as in FLA.
+        twice = "neg" in items and "beta=logit" not in items
+        elsewhere = any(item.startswith(word) for item in items for word in ELSEWHERE)
+        if line.startswith(pass_name) and not twice and not elsewhere and work(items) < MOST_WORK:
+            found.append(line)
+    return found[:: max(1, len(found) // count)]
+
+
+def work(items: list[str]) -> float:
+    """Multiplications, roughly."""
+    sizes = {"b": 1, "t": 1, "hk": 1, "k": 128}
+    for item in items:
+        if match := re.fullmatch(r"(b|t|hk|hv|k|v)(\d+)", item):
+            sizes[match[1]] = int(match[2])
+        elif item.startswith("lens="):
+            parts = (part.partition("x") for part in item[5:].split("+"))
+            sizes["t"] = max(sizes["t"], sum(int(length) * int(times or 1) for length, _, times in parts))
+    return math.prod((sizes["b"], sizes["t"], sizes.get("hv", sizes["hk"]), sizes["k"], sizes.get("v", sizes["k"])))
+
+
+def tensors_of(case: testing.Case, strided: bool) -> dict[str, Tensor]:
+    result = {}
+    for name, values in case.inputs.items():
+        x = torch.from_numpy(values).to(DTYPES[case.dtypes[name]])
+        if strided and x.dim() > 2:
+            x = torch.nn.functional.pad(x, (1, 2))[..., 1 : 1 + x.shape[-1]]
+        result[name] = x
+    return result
+
+
+def compare(case: testing.Case, name: str, got: Tensor, stored: str) -> None:
+    """Each head by the tolerance of the C++ tests."""
+    axis = 0 if name in ("d_A_log", "d_dt_bias") else head_axis(name, got)
+    want = torch.from_numpy(np.array(case.expected[name])).double()
+    assert got.shape == want.shape, name
+    heads = want.shape[axis]
+    a, b = (x.detach().double().movedim(axis, 0).reshape(heads, -1) for x in (got, want))
+    assert torch.equal(a.isfinite(), b.isfinite()), f"{name}: NaN or infinite where the other is not"
+    tolerance = testing.tolerance(case.line, name, stored, max(b.shape[1], 1))
+    squares = b.square().sum(1)
+    scale = squares.clamp(min=tolerance.floor**2 * float(squares.mean())).sqrt() if heads else squares
+    errors = (a - b).norm(dim=1) / (scale + 1e-300)
+    bad = (errors > tolerance.per_head) & ((a - b).abs().amax(1) > tolerance.absolute) if b.numel() else errors > 1
+    assert not bad.any(), f"{name}: relative errors by head {errors.tolist()}, allowed is {tolerance.per_head}"
+
+
+def options_of(line: str) -> PlanOptions:
+    items = dict(item.partition("=")[::2] for item in line.split(":", 1)[1].split(","))
+    return PlanOptions(
+        backend=items.get("backend", ""),
+        threads=int(items.get("threads", 0)),
+        context_split=int(items.get("split", 0)),
+        deterministic="det" in items,
+        batch_invariant="inv" in items,
+    )
+
+
+SELECTED = [
+    *(line for table in ("forward", "edges", "shapes") for line in lines(table, "fwd", 40)),
+    *(line for table in ("backward", "edges", "shapes") for line in lines(table, "bwd", 40)),
+]
+
+
+@pytest.mark.parametrize("line", SELECTED)
+def test_line(line: str) -> None:
+    case = testing.case(line)
+    tensors = tensors_of(case, "strided" in line)
+    arguments: dict[str, Any] = {"g": None, "beta": None, **tensors, **case.keywords(), "options": options_of(line)}
+    d_o, d_final_state = arguments.pop("d_o", None), arguments.pop("d_final_state", None)
+    if case.pass_name == "forward":
+        arguments["output_final_state"] = "final_state" in case.outputs
+        o, final_state = chunk_gated_delta_rule(**arguments)
+        # With out=f32 the library does not round o; the Python functions always do, to q's dtype.
+        compare(case, "o", o, case.dtypes["q"])
+        if final_state is not None:
+            compare(case, "final_state", final_state, "f32")
+        return
+    arguments["output_final_state"] = d_final_state is not None
+    wanted = {name: tensors[name[2:]].requires_grad_() for name in case.outputs}
+    outputs = chunk_gated_delta_rule(**arguments)
+    pairs = [(x, d.to(x.dtype)) for x, d in zip(outputs, (d_o, d_final_state)) if d is not None]
+    if not pairs:
+        return
+    found = torch.autograd.grad([x for x, _ in pairs], list(wanted.values()), [d for _, d in pairs], allow_unused=True)
+    for name, gradient in zip(wanted, found):
+        compare(case, name, gradient, case.dtypes[name[2:]])
