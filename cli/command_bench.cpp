@@ -7,6 +7,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cases/device_copy.hpp"
+#include "cases/device_memory.hpp"
 #include "cases/runner.hpp"
 #include "commands.hpp"
 #include "terminal.hpp"
@@ -57,6 +59,65 @@ double nominal_bytes(const cases::Case& c, const cases::Instance& instance) {
     return total;
 }
 
+[[noreturn]] void fail(const Status& status) { throw Failure{exit_code(status.code()), status.message()}; }
+
+Timing timing_of(std::vector<double> times) {
+    std::sort(times.begin(), times.end());
+    const auto quantile = [&](double p) {
+        return times[static_cast<std::size_t>(std::lround(p * static_cast<double>(times.size() - 1)))];
+    };
+    return {quantile(0.5), quantile(0.1), quantile(0.9), times.size()};
+}
+
+// On a GPU: calls in a CUDA graph, one on each of so many copies of the tensors that none is still in the cache when
+// its turn comes again, timed by the GPU. What the host does for a call is not in it.
+Timing time_on_gpu(const cases::Case& c, const Plan& plan, const BenchOptions& options, double& bytes) {
+    constexpr std::int64_t kCache = std::int64_t{128} << 20, kMostMemory = std::int64_t{16} << 30;
+    cases::Case on_host = c;
+    on_host.device = {};
+    const cases::Instance instance = cases::make_instance(on_host);
+    bytes = nominal_bytes(c, instance);
+    const std::int64_t size = std::max<std::int64_t>(instance.bytes(), 1);
+    std::int64_t wanted = options.keep_hot ? 1 : std::clamp<std::int64_t>(kCache / size + 1, 1, 64);
+    wanted = std::min(wanted, std::max<std::int64_t>(kMostMemory / size, 1));
+    std::vector<cases::DeviceCopy> copies;
+    while (static_cast<std::int64_t>(copies.size()) < wanted) {
+        Result<cases::DeviceCopy> copy = cases::copy_to_gpu(instance, c.device);
+        if (!copy.ok()) fail(copy.status());
+        copies.push_back(std::move(copy).value());
+    }
+    const std::vector<std::byte> empty(plan.workspace_bytes(c.pass));
+    Status status;
+    const std::shared_ptr<std::byte> scratch = cases::copy_to_gpu(c.device, empty.data(), empty.size(), status);
+    if (!status.ok()) fail(status);
+    const Workspace workspace{empty.empty() ? nullptr : scratch.get(), empty.size()};
+
+    const auto calls = std::max<std::size_t>(copies.size(), 8);
+    const Result<cases::Recording> recording = cases::Recording::make(c.device, [&](Stream stream) {
+        Status submitted;
+        for (std::size_t i = 0; i < calls && submitted.ok(); ++i)
+            submitted = cases::submit(c, plan, copies[i % copies.size()].instance, workspace, stream);
+        return submitted;
+    });
+    if (!recording.ok()) fail(recording.status());
+    const auto seconds_of = [&](int times) {
+        const Result<double> measured = recording->seconds(times);
+        if (!measured.ok()) fail(measured.status());
+        return measured.value();
+    };
+    double estimate = std::max(seconds_of(1), 1e-7);
+    estimate = std::max(seconds_of(std::clamp(static_cast<int>(0.05 / estimate), 1, 1000)), 1e-7);
+    const int group = std::clamp(static_cast<int>(1e-3 / estimate), 1, 1000);
+    std::vector<double> times;
+    double total = 0;
+    while (times.size() < static_cast<std::size_t>(options.min_repeats) || total < options.min_time) {
+        const double once = seconds_of(group);
+        times.push_back(once / static_cast<double>(calls));
+        total += once * group;
+    }
+    return timing_of(std::move(times));
+}
+
 Timing time_case(const cases::Case& c, const Plan& plan, const BenchOptions& options, double& bytes) {
     // Enough copies of the tensors that none is still in the second-level caches when its turn comes again; the last
     // level is too large and too shared to promise that.
@@ -73,7 +134,7 @@ Timing time_case(const cases::Case& c, const Plan& plan, const BenchOptions& opt
     std::size_t next = 0;
     const auto once = [&] {
         const Status status = cases::call(c, plan, copies[next++ % copies.size()], scratch.workspace());
-        if (!status.ok()) throw Failure{exit_code(status.code()), status.message()};
+        if (!status.ok()) fail(status);
     };
     double begin = seconds();
     once();
@@ -91,11 +152,7 @@ Timing time_case(const cases::Case& c, const Plan& plan, const BenchOptions& opt
         total += elapsed;
         if (times.size() >= 100000) break;
     }
-    std::sort(times.begin(), times.end());
-    const auto quantile = [&](double p) {
-        return times[static_cast<std::size_t>(std::lround(p * static_cast<double>(times.size() - 1)))];
-    };
-    return {quantile(0.5), quantile(0.1), quantile(0.9), times.size()};
+    return timing_of(std::move(times));
 }
 
 // Cases of an earlier --json file: ms by case line. The last line of a case counts.
@@ -150,7 +207,7 @@ Exit bench(const BenchOptions& options) {
         const cases::Case& c = list[i];
         const std::string line = cases::to_line(c);
         progress.show(i, line);
-        const Result<Plan> plan = Plan::create(cases::problem_of(c), {}, cases::options_of(c));
+        const Result<Plan> plan = cases::plan_of(c);
         if (!plan.ok()) {
             if (plan.status().code() != Code::unsupported) throw Failure{kWrongInput, plan.status().message()};
             progress.clear();
@@ -170,7 +227,9 @@ Exit bench(const BenchOptions& options) {
             }
         }
         double bytes = 0;
-        const Timing time = time_case(c, plan.value(), options, bytes);
+        const bool gpu = c.device.type == DeviceType::cuda;
+        const Timing time =
+            gpu ? time_on_gpu(c, plan.value(), options, bytes) : time_case(c, plan.value(), options, bytes);
         const double flops = nominal_flops(c), tokens = tokens_of(c);
         std::vector<std::string> row = {line,
                                         std::string(plan->backend(c.pass)),
@@ -199,6 +258,7 @@ Exit bench(const BenchOptions& options) {
                     {"workspace_bytes", plan->workspace_bytes(c.pass)},
                     {"threads", c.threads},
                     {"date", date_today()}};
+        if (gpu) out["gpu"] = system_value("gpus");
         const std::string targets = system_value("backend cpu");
         if (plan->backend(c.pass) == "cpu" && !targets.empty()) out["cpu_backend"] = targets;
         out["rel_l2"] = std::isnan(rel_l2) ? json() : json(rel_l2);
@@ -216,6 +276,7 @@ Exit bench(const BenchOptions& options) {
     }
     progress.clear();
     std::fputs(table(rows).c_str(), stdout);
+    if (options.where().type == DeviceType::cuda) std::printf("gpus: %s\n", system_value("gpus").c_str());
     std::printf(
         "cpu: %s; commit %s; median of at least %d runs; GFLOP/s is nominal: 7KV a token and head, backward 20KV\n",
         cpu.c_str(), options.commit.c_str(), options.min_repeats);

@@ -27,6 +27,7 @@ Command add_check(CLI::App& app) {
         for (int i = 0; i < options->random; ++i) {
             list.push_back(cases::random_case(options->seed + static_cast<std::uint64_t>(i)));
             list.back().backend = options->backend;
+            list.back().device = options->where();
             if (options->threads > 0) list.back().threads = options->threads;
         }
         if (list.empty()) {

@@ -13,7 +13,7 @@ Command add_plan(CLI::App& app) {
         const std::vector<cases::Case> list = options->read();
         if (list.empty()) throw Failure{kWrongInput, "plan: no case was given; at least one is needed"};
         for (const cases::Case& c : list) {
-            const Result<Plan> plan = Plan::create(cases::problem_of(c), {}, cases::options_of(c));
+            const Result<Plan> plan = cases::plan_of(c);
             std::printf("%s\n", cases::to_line(c).c_str());
             if (!plan.ok()) throw Failure{exit_code(plan.status().code()), plan.status().message()};
             const std::string backend(plan->backend(c.pass));

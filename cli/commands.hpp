@@ -34,10 +34,11 @@ Command add_bench(CLI::App& app);
 // Cases on the command line and in tables, sweeps expanded.
 struct CaseOptions {
     std::vector<std::string> lines, tables;
-    std::string backend;
+    std::string backend, device = "cpu";
     int threads = 0;
     void add_to(CLI::App& app);
     std::vector<cases::Case> read() const;  // throws Failure
+    Device where() const;                   // the device; throws Failure when there is none such
 };
 
 Exit exit_code(Code code);

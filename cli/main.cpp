@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <exception>
 
+#include "cases/device_memory.hpp"
+#include "cases/items.hpp"
 #include "commands.hpp"
 
 namespace flashqla::cli {
@@ -13,12 +15,39 @@ void CaseOptions::add_to(CLI::App& app) {
         ->type_name("CASE");
     app.add_option("--table", tables, "File with one case a line; may be given several times")->type_name("FILE");
     app.add_option("--backend", backend, "Backend for cases that name none")->type_name("NAME");
+    app.add_option("--device", device, "Where the cases run: cpu, cuda, or cuda:1 and so on")
+        ->type_name("DEVICE")
+        ->capture_default_str();
     app.add_option("--threads", threads, "Threads for cases that give no number")
         ->check(CLI::Range(1, 4096))
         ->type_name("N");
 }
 
+Device CaseOptions::where() const {
+    Device chosen;
+    std::string_view text = device;
+    if (text.substr(0, 4) == "cuda") {
+        chosen.type = DeviceType::cuda;
+        text.remove_prefix(4);
+    } else if (text.substr(0, 3) == "cpu") {
+        text.remove_prefix(3);
+    } else {
+        throw Failure{kWrongInput, "--device is '" + device + "'; cpu, cuda or cuda:N is needed"};
+    }
+    std::int64_t index = 0;
+    const bool numbered = !text.empty() && text.front() == ':';
+    if (numbered) text.remove_prefix(1);
+    if (numbered ? !cases::read_number(text, index) || index < 0 || index > 1023 : !text.empty()) {
+        throw Failure{kWrongInput, "--device is '" + device + "'; cpu, cuda or cuda:N is needed"};
+    }
+    chosen.index = static_cast<std::int32_t>(index);
+    const std::string problem = cases::device_problem(chosen);
+    if (!problem.empty()) throw Failure{kUnsupported, "--device " + device + ": " + problem};
+    return chosen;
+}
+
 std::vector<cases::Case> CaseOptions::read() const {
+    const Device on = where();
     std::vector<std::string> all;
     for (const std::string& line : lines) {
         const cases::Parsed<std::vector<std::string>> expanded = cases::expand(line);
@@ -31,6 +60,7 @@ std::vector<cases::Case> CaseOptions::read() const {
         if (!c.ok()) throw Failure{kWrongInput, where + c.error + " (in '" + line + "')"};
         if (c.value.backend.empty()) c.value.backend = backend;
         if (c.value.threads == 0) c.value.threads = threads;
+        c.value.device = on;
         parsed.push_back(std::move(c.value));
     };
     for (const std::string& line : all) add(line, "");

@@ -17,8 +17,9 @@ ROOMS = {
     "src/base": PUBLIC | {"base"},
     "src/reference": PUBLIC | {"base", "reference"},
     "src/cpu": PUBLIC | {"base", "cpu", "hwy", "omp.h"},
+    "src/cuda": PUBLIC | {"base", "cuda", "cuda_runtime_api.h", "cuda_bf16.h", "cuda_fp16.h"},
     "src/api": PUBLIC | {"base", "api"},
-    "cli/cases": PUBLIC | {"cases"},
+    "cli/cases": PUBLIC | {"cases", "cuda_runtime_api.h"},
     "cli/safetensors": PUBLIC | {"safetensors", "nlohmann"},
     "cli": PUBLIC | {"cases", "safetensors", "nlohmann", "CLI"},
     "tests/package": PUBLIC,
@@ -28,8 +29,9 @@ ROOMS = {
     "examples": PUBLIC | {"safetensors", "nlohmann", "CLI", "gtest", "omp.h"},
 }
 # The one file that sees every backend.
-EXCEPTIONS = {"src/api/backends.cpp": {"reference", "cpu"}}
-KNOWN_LIBRARIES = {"hwy", "omp.h", "nlohmann", "CLI", "gtest", "flashqla"}
+EXCEPTIONS = {"src/api/backends.cpp": {"reference", "cpu", "cuda"}}
+KNOWN_LIBRARIES = {"hwy", "omp.h", "nlohmann", "CLI", "gtest", "flashqla", "cuda_runtime_api.h", "cuda_bf16.h",
+                   "cuda_fp16.h"}
 LIBRARY = ("include/", "src/")
 MOST_LINES = 700
 
@@ -71,13 +73,13 @@ def check(name, faults):
             faults.append(f"{name} prints or ends the process ({BANNED.search(code).group(0).strip()}...)")
         if THROW.search(code) and name != "include/flashqla/flashqla.hpp":
             faults.append(f"{name} throws; errors are values in the library")
-    if name.endswith((".hpp", ".h")) and "#pragma once" not in text and "#ifndef" not in text and "_INL_HPP_" not in text:
+    if name.endswith((".hpp", ".h", ".cuh")) and "#pragma once" not in text and "#ifndef" not in text and "_INL_HPP_" not in text:
         faults.append(f"{name} has no include guard")
 
 
 def main():
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.cpp", "*.hpp", "*.h", "*.c"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.cpp", "*.hpp", "*.h", "*.c", "*.cu", "*.cuh"],
         cwd=ROOT, capture_output=True, text=True, check=True)
     names = [name for name in listed.stdout.split() if (ROOT / name).exists()]
     faults = []

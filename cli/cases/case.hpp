@@ -76,6 +76,7 @@ struct Case {
     std::int32_t threads = 0, split = 0;
     bool deterministic = false, batch_invariant = false;
     std::string backend;
+    Device device;  // no item of the line: the same cases run on every device
     std::uint64_t seed = 1;
 
     // Properties beyond the values.

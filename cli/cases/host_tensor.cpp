@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 namespace flashqla::cases {
 namespace {
 
 constexpr std::int64_t kCanaryBytes = 256;
-constexpr std::align_val_t kAlignment{64};
 
 // A quiet NaN with a recognisable payload in the float types; a large positive number in the integer types.
 void fill_with_poison(std::byte* data, std::int64_t bytes, DType dtype) {
@@ -30,15 +28,14 @@ void fill_with_poison(std::byte* data, std::int64_t bytes, DType dtype) {
 
 }  // namespace
 
-Storage::Storage(DType dtype, std::int64_t elements)
+Storage::Storage(DType dtype, std::int64_t elements, Device device)
     : dtype_(dtype), elements_(elements), bytes_(elements * static_cast<std::int64_t>(size_of(dtype))) {
     const std::int64_t total = bytes_ + 2 * kCanaryBytes;
-    base_ = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(total), kAlignment));
+    memory_ = allocate_shared(device, static_cast<std::size_t>(total));
+    base_ = memory_.get();
     fill_with_poison(base_, total, dtype);
     data_ = base_ + kCanaryBytes;
 }
-
-Storage::~Storage() { ::operator delete(base_, kAlignment); }
 
 void Storage::take_snapshot() { snapshot_.assign(base_, base_ + bytes_ + 2 * kCanaryBytes); }
 
@@ -70,10 +67,12 @@ std::int64_t HostTensor::first_element() const noexcept {
            static_cast<std::int64_t>(size_of(view.dtype));
 }
 
-HostTensor make_tensor(std::string name, DType dtype, const std::vector<std::int64_t>& shape, const Memory& memory) {
+HostTensor make_tensor(std::string name, DType dtype, const std::vector<std::int64_t>& shape, const Memory& memory,
+                       Device device) {
     HostTensor tensor;
     tensor.name = std::move(name);
     tensor.view.dtype = dtype;
+    tensor.view.device = device;
     tensor.view.rank = static_cast<std::int32_t>(shape.size());
     std::int64_t stride = 1;
     for (int axis = tensor.view.rank - 1; axis >= 0; --axis) {
@@ -83,7 +82,7 @@ HostTensor make_tensor(std::string name, DType dtype, const std::vector<std::int
         tensor.view.stride[i] = stride;
         stride *= shape[i];
     }
-    tensor.storage = std::make_shared<Storage>(dtype, stride + memory.offset);
+    tensor.storage = std::make_shared<Storage>(dtype, stride + memory.offset, device);
     tensor.view.data =
         static_cast<std::byte*>(tensor.storage->data()) + memory.offset * static_cast<std::int64_t>(size_of(dtype));
     return tensor;

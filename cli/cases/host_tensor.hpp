@@ -1,4 +1,5 @@
-// A tensor in host memory that knows which of its elements a call may write, and notices every other change.
+// A tensor in memory that the host can read, which knows which of its elements a call may write and notices every other
+// change.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cases/device_memory.hpp"
 #include "flashqla/flashqla.hpp"
 
 namespace flashqla::cases {
@@ -14,8 +16,8 @@ namespace flashqla::cases {
 // 64-byte aligned bytes with a snapshot. Several tensors may share one (slices of a packed tensor).
 class Storage {
 public:
-    Storage(DType dtype, std::int64_t elements);  // filled with poison, canary zones on both sides
-    ~Storage();
+    // Filled with poison, canary zones on both sides.
+    Storage(DType dtype, std::int64_t elements, Device device = {});
     Storage(const Storage&) = delete;
     Storage& operator=(const Storage&) = delete;
 
@@ -38,6 +40,7 @@ public:
 private:
     DType dtype_;
     std::int64_t elements_, bytes_;
+    std::shared_ptr<std::byte> memory_;
     std::byte* base_;
     void* data_;
     std::vector<std::byte> snapshot_;
@@ -62,8 +65,8 @@ struct Memory {
     std::int64_t offset = 0;  // elements before the first one
 };
 
-HostTensor make_tensor(std::string name, DType dtype, const std::vector<std::int64_t>& shape,
-                       const Memory& memory = {});
+HostTensor make_tensor(std::string name, DType dtype, const std::vector<std::int64_t>& shape, const Memory& memory = {},
+                       Device device = {});
 
 // f(index, offset): index has view.rank entries, offset counts elements from view.data.
 template <class F>

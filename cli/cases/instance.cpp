@@ -90,6 +90,7 @@ public:
 
 private:
     bool strided() const { return c_.strided && !setup_.oracle; }
+    Device device() const { return setup_.oracle ? Device{} : c_.device; }
     DType state_type() const { return setup_.oracle ? DType::f32 : c_.state; }
     std::int64_t columns() const { return c_.verify == Verify::slots ? (c_.columns ? c_.columns : c_.tokens) : 1; }
     bool is_pad(std::int64_t slot) const { return c_.pad == PadRule::negative ? slot < 0 : slot <= 0; }
@@ -171,7 +172,8 @@ private:
     }
     HostTensor plain(const char* name, DType dtype, std::vector<std::int64_t> shape, int gap_axis = -1,
                      std::int64_t gap = 3) {
-        return add(make_tensor(name, dtype, shape, strided() && gap_axis >= 0 ? Memory{gap_axis, gap, 1} : Memory{}));
+        return add(make_tensor(name, dtype, shape, strided() && gap_axis >= 0 ? Memory{gap_axis, gap, 1} : Memory{},
+                               device()));
     }
 
     template <class F>
@@ -235,7 +237,7 @@ private:
     void slices(HostTensor& q, HostTensor& k, HostTensor& v) {
         const std::int64_t keys = std::int64_t{c_.heads_k} * c_.dim_k, values = std::int64_t{c_.heads_v} * c_.dim_v;
         const std::int64_t width = 2 * keys + values + 3;
-        const HostTensor whole = make_tensor("qkv", c_.io, {c_.batch, c_.tokens, width}, {-1, 0, 1});
+        const HostTensor whole = make_tensor("qkv", c_.io, {c_.batch, c_.tokens, width}, {-1, 0, 1}, device());
         const auto slice = [&](const char* name, std::int64_t begin, std::int64_t heads, std::int64_t dim) {
             HostTensor tensor = whole;
             tensor.name = name;
@@ -456,7 +458,7 @@ private:
         if (!c_.wants(name)) return {};
         const bool gap = strided() && shape.size() > 1;
         const HostTensor tensor = add(make_tensor(name, setup_.oracle ? DType::f32 : dtype, shape,
-                                                  gap ? Memory{by_token ? 1 : 0, 5, 1} : Memory{}));
+                                                  gap ? Memory{by_token ? 1 : 0, 5, 1} : Memory{}, device()));
         allow_all(tensor);
         output(tensor, head_axis, by_token);
         return tensor;

@@ -51,6 +51,8 @@ struct Instance {
 
 Problem problem_of(const Case& c);
 PlanOptions options_of(const Case& c);
+// The plan of the case on its device, as its line asks for.
+Result<Plan> plan_of(const Case& c);
 
 Instance make_instance(const Case& c, const Setup& setup = {});
 

@@ -43,6 +43,8 @@ PlanOptions options_of(const Case& c) {
     return o;
 }
 
+Result<Plan> plan_of(const Case& c) { return Plan::create(problem_of(c), c.device, options_of(c)); }
+
 const HostTensor* Instance::find(const std::string& name) const {
     const auto at = std::find_if(tensors.begin(), tensors.end(), [&](const HostTensor& t) { return t.name == name; });
     return at == tensors.end() ? nullptr : &*at;

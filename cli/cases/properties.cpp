@@ -39,9 +39,9 @@ double allowed(const Case& c, const Instance& instance, const std::string& outpu
 void repeat(Faults& faults, const Case& c, const Execution& first) {
     const Case plain = without_properties(c);
     Instance again = make_instance(plain);
-    const Result<Plan> plan = Plan::create(again.problem, {}, options_of(plain));
+    const Result<Plan> plan = plan_of(plain);
     if (!plan.ok()) return note(faults, "repeat: " + plan.status().message());
-    Scratch scratch(plan->workspace_bytes(c.pass));
+    Scratch scratch(plan->workspace_bytes(c.pass), c.device);
     for (std::int64_t i = 1; i < c.repeat && faults.empty(); ++i) {
         again.restore();
         scratch.poison();
@@ -148,12 +148,12 @@ void split_prefill(Faults& faults, const Case& c, const Execution& first) {
 // `steps` decode calls of `tokens` tokens each, on one pool. o of every step, by sequence.
 bool decode_steps(Faults& faults, const char* property, const Case& step, std::int64_t steps,
                   std::vector<std::vector<float>>& o, Instance& last) {
-    const Result<Plan> plan = Plan::create(problem_of(step), {}, options_of(step));
+    const Result<Plan> plan = plan_of(step);
     if (!plan.ok()) {
         note(faults, std::string(property) + ": " + plan.status().message());
         return false;
     }
-    Scratch scratch(plan->workspace_bytes(Pass::decode));
+    Scratch scratch(plan->workspace_bytes(Pass::decode), step.device);
     o.assign(static_cast<std::size_t>(step.batch), {});
     for (std::int64_t i = 0; i < steps; ++i) {
         Setup setup;
@@ -166,7 +166,7 @@ bool decode_steps(Faults& faults, const char* property, const Case& step, std::i
             now.decode.has_initial_state = {};
         }
         scratch.poison();
-        const Status status = decode(plan.value(), now.decode, scratch.workspace());
+        const Status status = call(step, plan.value(), now, scratch.workspace());
         if (!status.ok()) {
             note(faults, std::string(property) + ": " + status.message());
             return false;
@@ -246,11 +246,11 @@ void steps(Faults& faults, const Case& c) {
 void relens(Faults& faults, const Case& c) {
     const Case plain = without_properties(c);
     Instance ours = make_instance(plain), exact = make_instance(plain, {.oracle = true, .origins = {}, .start = {}});
-    const Result<Plan> plan = Plan::create(ours.problem, {}, options_of(plain));
+    const Result<Plan> plan = plan_of(plain);
     const Result<Plan> oracle = Plan::create(exact.problem, {}, {.backend = "reference"});
     if (!plan.ok() || !oracle.ok())
         return note(faults, "relens: " + plan.status().message() + oracle.status().message());
-    Scratch scratch(plan->workspace_bytes(c.pass)), oracle_scratch(oracle->workspace_bytes(c.pass));
+    Scratch scratch(plan->workspace_bytes(c.pass), c.device), oracle_scratch(oracle->workspace_bytes(c.pass));
     const std::int64_t total = std::accumulate(c.lens.begin(), c.lens.end(), std::int64_t{0});
     std::vector<bool> padding_rows;
     for (const Row& row : ours.rows) padding_rows.push_back(row.sequence < 0);

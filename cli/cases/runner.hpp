@@ -14,7 +14,7 @@ namespace flashqla::cases {
 // Scratch memory for a plan: 64-byte aligned, poisoned, with canary zones.
 class Scratch {
 public:
-    explicit Scratch(std::size_t bytes);
+    explicit Scratch(std::size_t bytes, Device device = {});
     Workspace workspace() const noexcept;
     void poison();
     bool intact() const;  // the canary zones
@@ -24,7 +24,10 @@ private:
     std::shared_ptr<std::byte> memory_;
 };
 
-// One call (and commit(), where the case has one) on an instance.
+// One call (and commit(), where the case has one) on a stream, whose end is not waited for.
+Status submit(const Case& c, const Plan& plan, const Instance& instance, Workspace workspace, Stream stream = {});
+
+// One call (and commit(), where the case has one) on an instance; on a GPU, its end is waited for.
 Status call(const Case& c, const Plan& plan, Instance& instance, Workspace workspace);
 
 struct Execution {

@@ -8,7 +8,7 @@ exists already. For good, and without a `with`, replace them the same way:
 
     modeling_qwen3_next.torch_chunk_gated_delta_rule = for_transformers(flash_qla.chunk_gated_delta_rule)
 
-Tested with transformers 5.17 and 5.24.
+Tested with transformers 5.24.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains the small Qwen3-Next model of examples/qwen3_next with two implementations of the gated delta rule.
 
-    python examples/python/train_qwen3_next.py [--steps 300] [--batch 4] [--window 256]
+    python examples/python/train_qwen3_next.py [--steps 300] [--batch 2] [--window 256]
     python examples/python/train_qwen3_next.py --plot-only
 
 The same seed, the same batches, the same optimizer, everything in fp32 on the CPU; only the function that computes the
@@ -122,10 +122,10 @@ def plot(record: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--window", type=int, default=256, help="bytes of a sequence")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--lr", type=float, default=1e-3, help="largest learning rate")
+    parser.add_argument("--lr", type=float, default=5e-4, help="largest learning rate")
     parser.add_argument("--record", type=Path, default=ROOT / "docs/images/python_training.json")
     parser.add_argument("--image", type=Path, default=ROOT / "docs/images/python_training.png")
     parser.add_argument("--plot-only", action="store_true", help="draw the record that is there")

@@ -66,12 +66,10 @@ String info_text() {
 }
 
 String version_text() { return version(); }
-String backends_text() { return backend_names(); }
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan, plan_text)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(info, info_text)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(version, version_text)
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(backend_names, backends_text)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(after_fork, [] { after_fork(); })
 
 }  // namespace

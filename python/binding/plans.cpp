@@ -16,14 +16,19 @@ constexpr std::size_t kMostPlans = 256;  // a plan is about a kilobyte; ragged b
 
 std::atomic<bool> forked{false};
 
-// NOTE: the whole problem is the key. A field added to Problem or PlanOptions belongs into these two lists.
+// The whole problem is the key. NOTE: taken apart by structured bindings, so that a field added to Problem or
+// PlanOptions does not compile until it is here.
 auto fields(const Problem& p) {
-    return std::tuple(p.batch, p.tokens, p.sequences, p.heads_k, p.heads_v, p.dim_k, p.dim_v, p.io, p.out, p.gate,
-                      p.beta_mode, p.beta_factor, p.qk_l2norm, p.l2norm_eps, p.scale, p.grouping, p.state_layout,
-                      p.pad_rule, p.checkpoints, p.checkpoint_every, p.decode_rows, p.for_backward);
+    const auto& [batch, tokens, sequences, heads_k, heads_v, dim_k, dim_v, io, out, gate, beta_mode, beta_factor,
+                 qk_l2norm, l2norm_eps, scale, grouping, state_layout, pad_rule, checkpoints, checkpoint_every,
+                 decode_rows, for_backward] = p;
+    return std::tie(batch, tokens, sequences, heads_k, heads_v, dim_k, dim_v, io, out, gate, beta_mode, beta_factor,
+                    qk_l2norm, l2norm_eps, scale, grouping, state_layout, pad_rule, checkpoints, checkpoint_every,
+                    decode_rows, for_backward);
 }
 auto fields(const PlanOptions& o) {
-    return std::tie(o.backend, o.threads, o.context_split, o.deterministic, o.batch_invariant);
+    const auto& [backend, threads, context_split, deterministic, batch_invariant] = o;
+    return std::tie(backend, threads, context_split, deterministic, batch_invariant);
 }
 
 struct Key {

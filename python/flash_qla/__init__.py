@@ -19,8 +19,6 @@ from ._conflict import refuse_conflicting_package
 
 refuse_conflicting_package()
 
-__version__ = "0.1.0"
-
 # Where each public name lives.
 _HOMES = {
     "chunk_gated_delta_rule": "functions",
@@ -57,6 +55,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    __version__: str
     from .functions import (
         chunk_gated_delta_rule,
         chunk_gdn,
@@ -79,10 +78,14 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
         globals()[name] = value
         return value
+    if name == "__version__":
+        from ._native import native
+
+        return str(native().version())
     if name == "testing":
         return importlib.import_module(".testing", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, "testing"})
+    return sorted({*globals(), *__all__, "testing"})

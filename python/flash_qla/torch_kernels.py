@@ -26,6 +26,15 @@ D_Q, D_K, D_V, D_G, D_BETA, D_A_LOG, D_DT_BIAS, D_INITIAL_STATE = (1 << i for i 
 STATE_BIT = 1 << 8
 
 
+# NOTE: before 2.10 torch exports a tensor that requires a gradient through DLPack only in some of tvm_ffi's ways.
+_DETACH = not hasattr(Tensor, "__dlpack_c_exchange_api__")
+
+
+def exportable(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The tensors as every DLPack takes them."""
+    return tuple(x.detach() if x is not None and x.requires_grad else x for x in tensors) if _DETACH else tensors
+
+
 def copied(tensors: tuple[Any, ...], bits: int) -> tuple[Any, ...]:
     """The tensors, contiguous where a bit is set."""
     return tuple(x.contiguous() if bits >> i & 1 else x for i, x in enumerate(tensors))
@@ -33,6 +42,7 @@ def copied(tensors: tuple[Any, ...], bits: int) -> tuple[Any, ...]:
 
 def call(function: Callable[..., int], tensors: tuple[Any, ...], settings: tuple[Any, ...]) -> None:
     """The native call. It answers, before it computes, with bits for the tensors that have to be contiguous first."""
+    tensors = exportable(tensors)
     bits = function(*tensors, *settings)
     if bits:
         function(*copied(tensors, bits), *settings)
@@ -85,7 +95,7 @@ def forward_eager(
     inputs = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, final_state)
     bits = modes & 0xFFFF
     if backend == ORACLE:
-        native().oracle_forward(*(x if x is None else x.contiguous() for x in inputs), o, bits, scale)
+        native().oracle_forward(*(x if x is None else x.contiguous() for x in exportable(inputs)), o, bits, scale)
         return o, final_state
     settings = (bits, scale, 0, 0, backend, cpu_threads(q, threads), context_split)
     call(native().forward, (*inputs, None, None, None, None, None, o), settings)
@@ -124,7 +134,8 @@ def backward(
     tensors = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, d_o, d_final_state)
     bits = modes & 0xFFFF
     if backend == ORACLE:
-        native().oracle_backward(*(x if x is None else x.contiguous() for x in tensors), *gradients, bits, scale)
+        dense = (x if x is None else x.contiguous() for x in exportable(tensors))
+        native().oracle_backward(*dense, *gradients, bits, scale)
     else:
         settings = (bits, scale, backend, cpu_threads(q, threads), context_split)
         call(native().backward, (*tensors, *gradients), settings)
@@ -193,7 +204,7 @@ def mixed(
 ) -> None:
     """Writes `o`, `state` and `checkpoints`."""
     tensors = (
-        *(q, k, v, g, beta, A_log, dt_bias, cu_seqlens),
+        *exportable((q, k, v, g, beta, A_log, dt_bias, cu_seqlens)),
         *(state, state, state_indices, state_indices_out, has_initial_state, checkpoints, checkpoint_list),
         o,
     )

@@ -17,7 +17,7 @@ _SETTINGS: dict[str, Any] = {
     "print_blob": True,
     "suppress_health_check": [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
 }
-hypothesis.settings.register_profile("default", max_examples=120, derandomize=True, **_SETTINGS)
+hypothesis.settings.register_profile("default", max_examples=200, derandomize=True, **_SETTINGS)
 hypothesis.settings.register_profile("long", max_examples=5000, **_SETTINGS)
 hypothesis.settings.load_profile("default")
 

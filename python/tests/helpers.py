@@ -6,13 +6,14 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flash_qla import testing
+from flash_qla import testing, torch_kernels
 
 Arguments = dict[str, Any]
 
@@ -181,3 +182,27 @@ def assert_close(
             f"{name}: head {worst} has a relative error of {float(errors[worst]):.3g}, allowed is {relative:.3g}; "
             f"worst element {at} is {float(got[worst, at]):.6g}, wanted {float(want[worst, at]):.6g}"
         )
+
+
+@contextlib.contextmanager
+def native_calls() -> Iterator[list[tuple[Any, ...]]]:
+    """The arguments of each native call."""
+    calls: list[tuple[Any, ...]] = []
+
+    class Spy:
+        def __init__(self, native: Any) -> None:
+            self.native = native
+
+        def __getattr__(self, name: str) -> Any:
+            def call(*arguments: Any) -> Any:
+                calls.append(arguments)
+                return getattr(self.native, name)(*arguments)
+
+            return call
+
+    original = torch_kernels.native
+    torch_kernels.native = lambda: Spy(original())
+    try:
+        yield calls
+    finally:
+        torch_kernels.native = original

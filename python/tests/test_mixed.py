@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import Arguments, assert_close, limit, oracle
+from helpers import Arguments, assert_close, limit, native_calls, oracle
 from pools import HV, NAN, K, Model, V, close, inputs, pool_of
 from torch import Tensor
 
@@ -47,7 +47,9 @@ def test_mixed(decode_rows: int, dtype: torch.dtype) -> None:
 def test_decode_rows_are_a_promise_about_speed_only() -> None:
     x, offsets = mixed_batch([1, 1, 2, 40])
     first, second = pool_of(4), pool_of(4)
-    a = gated_delta_rule_mixed(**x, cu_seqlens=offsets, state=first, decode_rows=3)
+    with native_calls() as calls:
+        a = gated_delta_rule_mixed(**x, cu_seqlens=offsets, state=first, decode_rows=3)
+    assert calls[-1][-4] == 3
     b = gated_delta_rule_mixed(**x, cu_seqlens=offsets, state=second)
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
@@ -157,6 +159,60 @@ def test_every_length() -> None:
             assert float((o[0, t].double() - torch.from_numpy(want)).abs().max()) < 1e-5
             end = state
         close(pool[n], end)
+
+
+def test_nothing_but_empty_sequences() -> None:
+    x, pool = inputs(1, 4), pool_of(3)
+    before = pool.clone()
+    o = gated_delta_rule_mixed(**x, cu_seqlens=torch.zeros(4, dtype=torch.int64), state=pool)
+    assert not o.any() and torch.equal(pool, before)
+    # No tokens at all. No sequences at all are refused.
+    none = {name: value[:, :0] for name, value in x.items()}
+    o = gated_delta_rule_mixed(**none, cu_seqlens=torch.zeros(4, dtype=torch.int64), state=pool)
+    assert o.shape == (1, 0, HV, V) and torch.equal(pool, before)
+    with pytest.raises(ValueError, match="cu_seqlens has 1 entries"):
+        gated_delta_rule_mixed(**x, cu_seqlens=torch.zeros(1, dtype=torch.int64), state=pool)
+
+
+def test_many_ragged_sequences() -> None:
+    """1024 of them, and more rows times heads than 65535."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 6, 1024).tolist()
+    x, offsets = mixed_batch(lengths, K=4, V=4, Hk=1, Hv=1)
+    pool = torch.zeros(1024, 1, 4, 4)
+    o = gated_delta_rule_mixed(**x, cu_seqlens=offsets, state=pool)
+    want = oracle({**x, "cu_seqlens": offsets, "output_final_state": True})
+    assert_close("o", o, want[0], 1e-5)
+    assert_close("state", pool, want[1], 1e-5)
+    x, pool = inputs(33000, 1, K=2, V=2, Hk=1, Hv=2), torch.zeros(33000, 2, 2, 2)
+    o = gated_delta_rule_decode(**x, state=pool)
+    want = oracle({**x, "output_final_state": True})
+    assert_close("o", o, want[0], 1e-5)
+    assert_close("state", pool, want[1], 1e-5)
+
+
+def test_offsets_edited_in_place() -> None:
+    """Plans keep no contents: the same tensor with other numbers is another call."""
+    x, offsets = mixed_batch([30, 40])
+    for lengths in ([30, 40], [1, 69], [70, 0], [0, 12]):
+        offsets.copy_(torch.tensor(np.cumsum([0, *lengths])))
+        pool = pool_of(2)
+        o = gated_delta_rule_mixed(**x, cu_seqlens=offsets, state=pool)
+        initial = pool_of(2)
+        want = oracle({**x, "cu_seqlens": offsets, "initial_state": initial, "output_final_state": True})
+        assert_close("o", o, want[0], 1e-5)
+        assert_close("state", pool, want[1], 1e-5)
+
+
+@pytest.mark.parametrize("K_, V_", [(96, 192), (128, 64), (100, 60)])
+def test_head_sizes(K_: int, V_: int) -> None:
+    x, offsets = mixed_batch([1, 70], K=K_, V=V_, dtype=torch.bfloat16)
+    for state_v_first in (False, True):
+        pool = torch.zeros(2, HV, *((V_, K_) if state_v_first else (K_, V_)), dtype=torch.bfloat16)
+        o = gated_delta_rule_mixed(**x, cu_seqlens=offsets, state=pool, state_v_first=state_v_first)
+        want = oracle({**x, "cu_seqlens": offsets, "output_final_state": True, "state_v_first": state_v_first})
+        assert_close("o", o, want[0], limit("o", torch.bfloat16) * 1.5)
+        assert_close("state", pool, want[1], limit("state", torch.bfloat16) * 1.5)
 
 
 # ----------------------------------------------------------------------------------------------------- refusals

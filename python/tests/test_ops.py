@@ -16,7 +16,6 @@ from flash_qla import (
     torch_ops,
 )
 
-
 OPS = torch.ops.flash_qla  # defined by the import of flash_qla.torch_ops
 N, HK, HV, K, V = 3, 2, 4, 16, 8
 

@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import draw, gradients
+from helpers import draw, gradients, native_calls
 from torch import Tensor
 
 from flash_qla import (
     PlanOptions,
+    _modes,
     chunk_gated_delta_rule,
     chunk_gated_delta_rule_bwd,
     chunk_gated_delta_rule_fwd,
+    info,
+    plan,
 )
 
 # torch's remarks about itself.
@@ -53,6 +56,30 @@ def test_threads() -> None:
     for thread in threads:
         thread.join(timeout=60)
     assert not any(thread.is_alive() for thread in threads) and not faults, faults
+
+
+def test_threads_share_the_kept_plans() -> None:
+    """More different problems than are kept, asked for by several threads at once."""
+    arguments = draw(T=3, K=4, V=4)
+    want, _ = chunk_gated_delta_rule(**arguments)
+    faults: list[str] = []
+
+    def work(index: int) -> None:
+        try:
+            for i in range(150):
+                made = plan(tokens=1 + (37 * i + index) % 400, heads_k=1, heads_v=2, dim_k=8, dim_v=8)
+                if made.forward_workspace_bytes < 0 or not torch.equal(chunk_gated_delta_rule(**arguments)[0], want):
+                    faults.append(f"thread {index}: step {i}")
+        except BaseException as error:
+            faults.append(f"thread {index}: {error!r}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads) and not faults, faults
+    assert int(info()["plans kept"]) <= 256
 
 
 def test_the_interpreter_lock_is_released() -> None:
@@ -96,6 +123,33 @@ def test_threads_of_torch() -> None:
     for result in results[1:]:
         assert torch.equal(result[0], results[0][0])
         assert all(torch.equal(result[2][name], x) for name, x in results[0][2].items())
+
+
+def test_what_reaches_the_native_call() -> None:
+    """Threads, splits and promises, forward and backward."""
+
+    def settings(**keywords: Any) -> list[tuple[Any, ...]]:
+        with native_calls() as calls:
+            gradients(lambda **x: chunk_gated_delta_rule(**x, **keywords), draw(T=5))
+        assert len(calls) == 2
+        return [(*arguments[-2:], modes_of(arguments)) for arguments in calls]
+
+    def modes_of(arguments: tuple[Any, ...]) -> int:
+        # The modes are followed by the scale, the only float.
+        scale = next(i for i, x in enumerate(arguments) if isinstance(x, float))
+        return arguments[scale - 1] & (_modes.DETERMINISTIC | _modes.BATCH_INVARIANT)
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert settings() == [(3, 0, 0)] * 2
+        assert settings(options=PlanOptions(threads=2)) == [(2, 0, 0)] * 2
+    finally:
+        torch.set_num_threads(before)
+    assert settings(options=PlanOptions(threads=1, context_split=5)) == [(1, 5, 0)] * 2
+    assert settings(options=PlanOptions(threads=1, context_split=5), auto_cp=False) == [(1, 1, 0)] * 2
+    assert settings(options=PlanOptions(threads=1, deterministic=True)) == [(1, 0, _modes.DETERMINISTIC)] * 2
+    assert settings(options=PlanOptions(threads=1, batch_invariant=True)) == [(1, 0, _modes.BATCH_INVARIANT)] * 2
 
 
 def answer(seed: int) -> list[Tensor]:

@@ -180,6 +180,29 @@ def test_refusal(refusal: Refusal, function: Callable[..., Any]) -> None:
     assert not missing, f"{missing} not in: {caught.value}"
 
 
+def test_order_of_the_checks() -> None:
+    """A call with several faults raises what FLA raises: the first of its list."""
+    faults: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"state_v_first": True, "transpose_state_layout": True}, ValueError, "transpose_state_layout"),
+        ({"k": zeros(2, 20, 1, 257)}, ValueError, "k has 1"),
+        ({"v": zeros(2, 20, 3, 16)}, ValueError, "v has 3 heads"),
+        ({"head_first": False}, DeprecationWarning, "head_first"),
+        ({"chunk_size": 8}, ValueError, "chunk_size"),
+        ({"cp_context": Context([0, 20])}, AssertionError, "cp_context"),
+        ({"cu_seqlens": torch.tensor([0, 20])}, ValueError, "batch size"),
+        ({"use_gate_in_kernel": True}, AssertionError, "A_log"),
+        ({"allow_neg_eigval": True}, ValueError, "allow_neg_eigval"),
+        ({"q": zeros(2, 20, 2, 257)}, AssertionError, "K is 257"),
+    ]
+    for first, (_, exception, words) in enumerate(faults):
+        arguments = good({})
+        arguments["q"] = arguments["k"] = zeros(2, 20, 2, 257)
+        for change, _, _ in faults[first:]:
+            arguments.update(change)
+        with pytest.raises(exception, match=words):
+            CHUNK(**arguments)
+
+
 @pytest.mark.parametrize("function", BOTH)
 def test_deprecated_name_of_the_layout(function: Callable[..., Any]) -> None:
     arguments = draw(state_v_first=True)

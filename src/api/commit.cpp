@@ -10,27 +10,6 @@ namespace {
 
 constexpr const char* kName = "flashqla::commit";
 
-struct CommitCall {
-    StateRef state, intermediate_states;
-    IndexRef state_indices, intermediate_indices, accepted;
-    std::int64_t count = 0, steps = 0;
-    PadRule pad_rule = PadRule::negative;
-};
-
-// Where row n is copied from and to; slot -1 = it stays as it is.
-struct Move {
-    std::int64_t slot = -1, m = 0, step = 0;
-};
-
-Move move_of(const CommitCall& call, std::int64_t n) noexcept {
-    const std::int64_t slot = call.state_indices ? call.state_indices.at(n) : n;
-    const std::int64_t m = call.intermediate_indices ? call.intermediate_indices.at(n) : n;
-    const std::int64_t accepted = call.accepted.at(n);
-    if ((call.state_indices && is_padding(call.pad_rule, slot)) || m < 0) return {};
-    if (accepted < 1 || accepted > call.steps) return {};
-    return {slot, m, accepted - 1};
-}
-
 void check_moves(Checks& checks, const CommitCall& call) {
     if (!checks.ok() || !checks.host_reads()) return;
     SlotSet written(checks.slot_check());
@@ -53,15 +32,15 @@ void check_moves(Checks& checks, const CommitCall& call) {
     }
 }
 
-void copy_states(const CommitCall& call, const Problem& p) noexcept {
-    const std::int64_t inner = std::int64_t{p.dim_k} * p.dim_v;
+void copy_states(const CommitCall& call) noexcept {
+    const std::int64_t inner = std::int64_t{call.dim_k} * call.dim_v;
     const StateRef &to = call.state, &from = call.intermediate_states;
     const auto to_bytes = static_cast<std::int64_t>(size_of(to.dtype));
     const auto from_bytes = static_cast<std::int64_t>(size_of(from.dtype));
     for (std::int64_t n = 0; n < call.count; ++n) {
         const Move move = move_of(call, n);
         if (move.slot < 0) continue;
-        for (std::int64_t h = 0; h < p.heads_v; ++h) {
+        for (std::int64_t h = 0; h < call.heads_v; ++h) {
             auto* target = static_cast<std::byte*>(to.data) + to.offset(move.slot, h) * to_bytes;
             const std::int64_t offset = from.offset(move.m, h) + move.step * from.step;
             const auto* source = static_cast<const std::byte*>(from.data) + offset * from_bytes;
@@ -78,7 +57,7 @@ void copy_states(const CommitCall& call, const Problem& p) noexcept {
 
 }  // namespace
 
-Status commit(const Plan& plan, const CommitArgs& args, Workspace workspace, Stream) noexcept {
+Status commit(const Plan& plan, const CommitArgs& args, Workspace workspace, Stream stream) noexcept {
     return guarded<Status>(kName, [&]() -> Status {
         Checks checks(kName, plan, Pass::decode, workspace);
         if (!checks.ok()) return checks.status();
@@ -87,6 +66,9 @@ Status commit(const Plan& plan, const CommitArgs& args, Workspace workspace, Str
         const std::int64_t N = sequence_count(p);
         CommitCall call;
         call.count = N;
+        call.heads_v = p.heads_v;
+        call.dim_k = p.dim_k;
+        call.dim_v = p.dim_v;
         call.pad_rule = p.pad_rule;
         const auto rows = [N](const TensorView& indices) { return at_least(indices.given() ? 0 : N); };
         const Dim tokens = at_least(packed(p) ? 0 : p.tokens);
@@ -101,10 +83,8 @@ Status commit(const Plan& plan, const CommitArgs& args, Workspace workspace, Str
         check_moves(checks, call);
         checks.no_overlaps();
         if (!checks.ok()) return checks.status();
-        if (!checks.host_reads()) {
-            return {Code::unsupported, say(kName, ": no backend commits states on ", name_of(checks.plan().device))};
-        }
-        copy_states(call, p);
+        if (!checks.host_reads()) return checks.planned().pass->run(call, checks.workspace(), stream);
+        copy_states(call);
         return {};
     });
 }

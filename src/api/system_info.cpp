@@ -67,6 +67,14 @@ std::string cpu_features() {
     return text.empty() ? "unknown" : text;
 }
 
+// What the first backend for GPUs sees.
+std::string gpus() {
+    for (const Backend* backend : backends()) {
+        if (backend->gpus != nullptr) return backend->gpus();
+    }
+    return "none (no GPU backend in this build)";
+}
+
 }  // namespace
 
 const char* version() noexcept { return FQLA_VERSION; }
@@ -92,7 +100,7 @@ std::string system_info() {
     out << "cpu: " << (model.empty() ? "unknown" : model) << '\n';
     out << "cpu features: " << cpu_features() << '\n';
     out << "cpu threads: " << std::max(1u, std::thread::hardware_concurrency()) << '\n';
-    out << "gpus: none (no GPU backend in this build)\n";
+    out << "gpus: " << gpus() << '\n';
     return out.str();
 }
 

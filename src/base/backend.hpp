@@ -32,10 +32,12 @@ public:
     const WorkspaceLayout& workspace() const noexcept { return workspace_; }
     virtual std::string explain() const = 0;  // the decisions in one or more lines, no trailing newline
 
-    // Only the function of the planned pass is called.
+    // Only the function of the planned pass is called; a decode plan is also asked to commit, on devices whose memory
+    // the host cannot read.
     virtual Status run(const ForwardCall&, std::byte* workspace, Stream) const noexcept;
     virtual Status run(const BackwardCall&, std::byte* workspace, Stream) const noexcept;
     virtual Status run(const DecodeCall&, std::byte* workspace, Stream) const noexcept;
+    virtual Status run(const CommitCall&, std::byte* workspace, Stream) const noexcept;
 
 protected:
     WorkspaceLayout workspace_;
@@ -47,6 +49,7 @@ struct Backend {
     Support (*supports)(const PlanRequest&);
     std::unique_ptr<PassPlan> (*plan)(const PlanRequest&);  // may throw std::bad_alloc; the caller catches
     std::string (*info)();                                  // a line for system_info(), such as the SIMD target
+    std::string (*gpus)() = nullptr;                        // the GPUs this process sees, for system_info()
 };
 
 }  // namespace flashqla

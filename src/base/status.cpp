@@ -31,5 +31,8 @@ Status PassPlan::run(const BackwardCall&, std::byte*, Stream) const noexcept {
 Status PassPlan::run(const DecodeCall&, std::byte*, Stream) const noexcept {
     return {Code::internal, "flashqla: this plan has no decode pass"};
 }
+Status PassPlan::run(const CommitCall&, std::byte*, Stream) const noexcept {
+    return {Code::unsupported, "flashqla::commit: the backend of this plan commits no states"};
+}
 
 }  // namespace flashqla
