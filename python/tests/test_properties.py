@@ -42,7 +42,9 @@ def instances(draw_: Any, packed: bool | None = None) -> Arguments:
     """Arguments of `chunk_gated_delta_rule`, contiguous."""
     Hk = draw_(st.integers(1, 3))
     Hv = Hk * draw_(st.integers(1, 3))
-    K, V = draw_(SIZES), draw_(SIZES)
+    # NOTE: not K = 1. All keys are the same there up to their sign: each token replaces the one before, gradients
+    # cancel to zero exactly, and nothing can be said about relative errors. test_judges.py has the case.
+    K, V = draw_(SIZES.filter(lambda size: size > 1)), draw_(SIZES)
     options: dict[str, Any] = {
         "dtype": draw_(DTYPES),
         "gate_dtype": draw_(DTYPES),
@@ -68,26 +70,21 @@ def instances(draw_: Any, packed: bool | None = None) -> Arguments:
     return arguments
 
 
-def few(x: Tensor, axis: int, arguments: Arguments) -> float:
-    """What the limits are multiplied by. Errors of 16-bit inputs are averages over the elements of a head; few elements
-    scatter. With K = 1 all keys are the same up to their sign: each token replaces the one before, what was rounded
-    stays, and the gradient of a normalised row cancels."""
-    _, T, _, K = arguments["q"].shape
-    same = max(4.0, T**0.5) if K == 1 else 1.0
-    if arguments["q"].dtype == torch.float32:
-        return same
-    return same * (1 + 4 / max(x.numel() / max(x.shape[axis], 1), 1) ** 0.5)
+def few(x: Tensor, axis: int, dtype: torch.dtype) -> float:
+    """What the limits are multiplied by: errors of 16-bit inputs are averages over the elements of a head, and few
+    elements scatter."""
+    return 1.0 if dtype == torch.float32 else 1 + 4 / max(x.numel() / max(x.shape[axis], 1), 1) ** 0.5
 
 
 def check(got: Any, want: Any, arguments: Arguments) -> None:
     dtype = arguments["q"].dtype
     o, final_state = got
     assert o.dtype == dtype
-    assert_close("o", o, want[0], 1.5 * limit("o", dtype) * few(o, 2, arguments), floor=0.1)
+    assert_close("o", o, want[0], 1.5 * limit("o", dtype) * few(o, 2, dtype), floor=0.1)
     assert (final_state is None) == (not arguments["output_final_state"])
     if final_state is not None:
         assert final_state.dtype == torch.float32
-        relative = 1.5 * limit("final_state", dtype) * few(final_state, 1, arguments)
+        relative = 1.5 * limit("final_state", dtype) * few(final_state, 1, dtype)
         assert_close("final_state", final_state, want[1], relative, floor=0.1)
 
 
@@ -107,7 +104,7 @@ def test_gradients(arguments: Arguments) -> None:
         assert got[2][name].dtype == x.dtype
         # 16-bit storage of the gradient, and of the inputs.
         relative = 2 * max(limit(name, dtype), 0 if x.dtype == torch.float32 else limit(name, x.dtype))
-        relative *= few(gradient, head_axis(name, x), arguments)
+        relative *= few(gradient, head_axis(name, x), dtype)
         gate = name in ("g", "A_log", "dt_bias")
         floor, absolute = (1.0, 1e-4) if gate else (0.3, 1e-5)
         # NOTE: no relative statement about numbers that float16 cannot hold.
@@ -281,7 +278,7 @@ def test_decode(
         **{name: x for name, x in arguments.items() if name in wanted}, state=pool, state_indices=slots
     )
     want = oracle({**arguments, "initial_state": h0})
-    assert_close("o", o, want[0], 1.5 * limit("o", dtype) * few(o, 2, arguments), floor=0.1)
+    assert_close("o", o, want[0], 1.5 * limit("o", dtype) * few(o, 2, dtype), floor=0.1)
     relative = max(1.5 * limit("final_state", dtype), 0 if state_dtype == torch.float32 else 2**-8)
     assert_close("state", pool[slots], want[1], relative, floor=0.1)
     others = [slot for slot in range(2 * N + 1) if slot not in slots.tolist()]

@@ -15,7 +15,11 @@ struct RecurrentConfig {
     static constexpr int kK = kK_;             // keys, the last ones unused when dim_k is smaller
     static constexpr int kThreads = 128, kWarps = 4;
     // Blocks a multiprocessor should hold, i.e. the register budget: 128 a thread, or 168 where 128 would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    static constexpr int kMinBlocks = kVFirst ? 4 : 3;
+#else
     static constexpr int kMinBlocks = !kVFirst && kK == 256 ? 3 : 4;
+#endif
     static constexpr int kColumns = kRecurrentElements / kK;  // of V
     static constexpr int kGroups = kRecurrentElements / (4 * kThreads);
 
