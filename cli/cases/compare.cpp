@@ -29,6 +29,7 @@ std::string coordinate(const std::int64_t* index, int rank) {
 
 struct Sums {
     double error = 0, reference = 0;
+    std::int64_t live = 0;  // elements that are not zero: padding averages nothing out
 };
 
 }  // namespace
@@ -79,6 +80,7 @@ OutputError compare(const Case& c, const HostTensor& output, const Reference& re
         const double error = std::abs(x - ref);
         sums[h].error += error * error;
         sums[h].reference += ref * ref;
+        if (ref != 0) ++sums[h].live;
         if (error > head.max_abs || head.worst.empty()) {
             head.max_abs = error;
             head.worst = coordinate(index, view.rank) + " " + number(x) + " against " + number(ref);
@@ -97,13 +99,14 @@ OutputError compare(const Case& c, const HostTensor& output, const Reference& re
         const HeadError& head = result.heads[h];
         total.error += sums[h].error;
         total.reference += sums[h].reference;
+        total.live += sums[h].live;
         whole.elements += head.elements;
         if (head.max_abs > whole.max_abs || whole.worst.empty()) {
             whole.max_abs = head.max_abs;
             whole.worst = head.worst;
         }
     }
-    const auto per_head = heads ? whole.elements / static_cast<std::int64_t>(heads) : 0;
+    const auto per_head = heads ? total.live / static_cast<std::int64_t>(heads) : 0;
     result.tolerance = tolerance(c, output.name, view.dtype, per_head);
     const Tolerance& t = result.tolerance;
     const double whole_rms = whole.elements ? std::sqrt(total.reference / static_cast<double>(whole.elements)) : 0;
