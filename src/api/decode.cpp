@@ -1,4 +1,6 @@
 // flashqla::decode: check the arguments against the plan, then run the chosen backend.
+#include <algorithm>
+
 #include "api/guard.hpp"
 #include "api/inputs.hpp"
 
@@ -7,13 +9,13 @@ namespace {
 
 constexpr const char* kName = "flashqla::decode";
 
-void check_pool(Checks& checks, const DecodeArgs& args, DecodeCall& call, Dim tokens) {
+void check_pool(Checks& checks, const DecodeArgs& args, DecodeCall& call, Dim slots) {
     const std::int64_t N = call.count;
     const bool pool = args.state_indices.given();
     call.state = checks.states("state", args.state, at_least(pool ? 0 : N), Role::in_place, Need::required);
     if (args.state_indices.rank == 2) {
         call.state_indices =
-            checks.indices("state_indices", args.state_indices, {N, tokens}, kIntegers, Need::optional, true);
+            checks.indices("state_indices", args.state_indices, {N, slots}, kIntegers, Need::optional, true);
         call.num_accepted = checks.indices("num_accepted", args.num_accepted, {N}, kIntegers);
         checks.unused("state_indices_out", args.state_indices_out, "state_indices has a slot for each token");
     } else {
@@ -57,7 +59,8 @@ Status decode(const Plan& plan, const DecodeArgs& args, Workspace workspace, Str
         call.o = checks.tokens("o", args.o, {n.B, n.T, n.Hv, n.V}, one_of(call.problem.out), Role::output);
         // Packed rows say their own lengths (check_row_lengths).
         const Dim tokens = at_least(packed(call.problem) ? 0 : n.T);
-        check_pool(checks, args, call, tokens);
+        // The first column is read even when no row has a token.
+        check_pool(checks, args, call, at_least(packed(call.problem) ? 1 : std::max<std::int64_t>(n.T, 1)));
         check_intermediate(checks, args, call, tokens);
         check_row_lengths(checks, call, args.state_indices.rank == 2 ? args.state_indices.shape[1] : 0);
         check_slots(checks, call);
