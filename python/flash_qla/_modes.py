@@ -6,6 +6,8 @@ guards each of them.
 
 from __future__ import annotations
 
+from typing import Any
+
 GATE_NONE = 0
 GATE_LOG = 1
 GATE_RAW = 2
@@ -29,3 +31,15 @@ BF16_AS_U16 = 1 << 13
 # Used on the Python side only.
 OUTPUT_FINAL_STATE = 1 << 16
 """The caller wants the final state."""
+
+
+def rule(gate: int, beta_logit: bool, beta_twice: bool, l2norm: bool) -> int:
+    """The bits of the rule itself; `gate` is one of GATE_*."""
+    return gate | (BETA_LOGIT if beta_logit else 0) | (BETA_TWICE if beta_twice else 0) | (L2NORM if l2norm else 0)
+
+
+def state_shape(q: Any, v: Any, cu_seqlens: Any, modes: int) -> tuple[int, int, int, int]:
+    """[N,Hv,K,V] or [N,Hv,V,K], for torch tensors and numpy arrays."""
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    K, V = q.shape[3], v.shape[3]
+    return (sequences, v.shape[2], V, K) if modes & STATE_V_FIRST else (sequences, v.shape[2], K, V)

@@ -188,10 +188,12 @@ def chunk_gated_delta_rule(
     if q.shape[3] > MAX_K and not options.backend:
         raise AssertionError(f"{name}: K is {q.shape[3]}; it may be {MAX_K} at most")
     modes = (
-        gate_mode(name, g, use_gate_in_kernel)
-        | (_modes.BETA_LOGIT if use_beta_sigmoid_in_kernel else 0)
-        | (_modes.BETA_TWICE if allow_neg_eigval else 0)
-        | (_modes.L2NORM if use_qk_l2norm_in_kernel else 0)
+        _modes.rule(
+            gate_mode(name, g, use_gate_in_kernel),
+            use_beta_sigmoid_in_kernel,
+            allow_neg_eigval,
+            use_qk_l2norm_in_kernel,
+        )
         | (_modes.STATE_V_FIRST if state_v_first else 0)
         | (_modes.OUTPUT_FINAL_STATE if output_final_state else 0)
     )
@@ -281,10 +283,7 @@ def fused_recurrent_gated_delta_rule(
     if beta is not None and len(beta.shape) == 4:
         raise NotImplementedError(f"{name}: beta with a value for each channel, [B,T,Hv,V], is not supported yet")
     modes = (
-        mode
-        | (_modes.BETA_LOGIT if use_beta_sigmoid_in_kernel else 0)
-        | (_modes.BETA_TWICE if allow_neg_eigval else 0)
-        | (_modes.L2NORM if use_qk_l2norm_in_kernel else 0)
+        _modes.rule(mode, use_beta_sigmoid_in_kernel, allow_neg_eigval, use_qk_l2norm_in_kernel)
         | (_modes.STATE_V_FIRST if state_v_first else 0)
         | (_modes.OUTPUT_FINAL_STATE if output_final_state else 0)
     )

@@ -94,13 +94,6 @@ def _done(function: str, bits: int) -> None:
         raise ValueError(f"{function}: the inner two dimensions of state must be contiguous")
 
 
-def state_shape(q: Any, v: Any, cu_seqlens: Any, modes: int) -> tuple[int, int, int, int]:
-    """[N,Hv,K,V] or [N,Hv,V,K]"""
-    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    (Hv, V), K = v.shape[2:], q.shape[3]
-    return (N, Hv, V, K) if modes & _modes.STATE_V_FIRST else (N, Hv, K, V)
-
-
 def forward(
     function: str,
     tensors: tuple[Any, ...],
@@ -126,7 +119,7 @@ def forward(
     o = np.empty((*q.shape[:2], *v.shape[2:]), io)
     final_state = None
     if modes & _modes.OUTPUT_FINAL_STATE:
-        final_state = np.empty(state_shape(q, v, tensors[7], modes), np.float64 if wide else np.float32)
+        final_state = np.empty(_modes.state_shape(q, v, tensors[7], modes), np.float64 if wide else np.float32)
     bits = (modes & 0xFFFF) | options.modes | _modes.BF16_AS_U16
     if wide:
         native().oracle_forward(*inputs, final_state, o, bits, scale)
@@ -142,7 +135,7 @@ def forward_pass(
 ) -> tuple[Any, Any, Any]:
     """o, h (or None) and the final states of `passes.chunk_gated_delta_rule_fwd`."""
     q, k, v, cu_seqlens = inputs[0], inputs[1], inputs[2], inputs[7]
-    shape = state_shape(q, v, cu_seqlens, modes)
+    shape = _modes.state_shape(q, v, cu_seqlens, modes)
     # The start in float32, overwritten by the end.
     state = np.zeros(shape, np.float32) if initial_state is None else np.array(initial_state, np.float32, order="C")
     h = None

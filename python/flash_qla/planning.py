@@ -86,10 +86,7 @@ def plan(
     if gate not in _GATES:
         raise ValueError(f"plan: gate is {gate!r}; it must be 'none', 'log' or 'raw'")
     modes = (
-        _GATES[gate]
-        | (_modes.BETA_LOGIT if use_beta_sigmoid_in_kernel else 0)
-        | (_modes.BETA_TWICE if allow_neg_eigval else 0)
-        | (_modes.L2NORM if use_qk_l2norm_in_kernel else 0)
+        _modes.rule(_GATES[gate], use_beta_sigmoid_in_kernel, allow_neg_eigval, use_qk_l2norm_in_kernel)
         | (_modes.STATE_V_FIRST if state_v_first else 0)
         | (_modes.FOR_BACKWARD if backward else 0)
         | options.modes

@@ -45,12 +45,8 @@ def _rule_modes(
         raise ValueError(f"{function}: use_gate_in_kernel needs A_log")
     if twice and not sigmoid:
         raise ValueError(f"{function}: allow_neg_eigval needs use_beta_sigmoid_in_kernel")
-    return (
-        gate_mode(function, g, raw_gate)
-        | (_modes.BETA_LOGIT if sigmoid else 0)
-        | (_modes.BETA_TWICE if twice else 0)
-        | (_modes.L2NORM if l2norm else 0)
-        | (_modes.TILED if grouping == "tiled" else 0)
+    return _modes.rule(gate_mode(function, g, raw_gate), sigmoid, twice, l2norm) | (
+        _modes.TILED if grouping == "tiled" else 0
     )
 
 

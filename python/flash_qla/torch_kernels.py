@@ -63,13 +63,6 @@ def touched(*tensors: Tensor | None) -> None:
     torch._C._increment_version([x for x in tensors if x is not None])
 
 
-def state_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, modes: int) -> tuple[int, int, int, int]:
-    """[N,Hv,K,V] or [N,Hv,V,K]"""
-    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    K, V = q.shape[3], v.shape[3]
-    return (sequences, v.shape[2], V, K) if modes & _modes.STATE_V_FIRST else (sequences, v.shape[2], K, V)
-
-
 def forward_eager(
     q: Tensor,
     k: Tensor,
@@ -91,7 +84,7 @@ def forward_eager(
     final_state = None
     if modes & _modes.OUTPUT_FINAL_STATE:
         dtype = torch.float64 if backend == ORACLE else torch.float32
-        final_state = torch.empty(state_shape(q, v, cu_seqlens, modes), dtype=dtype, device=q.device)
+        final_state = torch.empty(_modes.state_shape(q, v, cu_seqlens, modes), dtype=dtype, device=q.device)
     inputs = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, final_state)
     bits = modes & 0xFFFF
     if backend == ORACLE:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from . import _modes, torch_kernels
 from .options import ORACLE
-from .torch_kernels import state_shape
 
 __all__ = ["backward", "forward", "is_plain", "refuse_tangents"]
 
@@ -64,7 +63,7 @@ def _forward_fake(
     context_split: int,
 ) -> tuple[Tensor, Tensor]:
     dtype = torch.float64 if backend == ORACLE else torch.float32
-    shape = state_shape(q, v, cu_seqlens, modes) if modes & _modes.OUTPUT_FINAL_STATE else (0,)
+    shape = _modes.state_shape(q, v, cu_seqlens, modes) if modes & _modes.OUTPUT_FINAL_STATE else (0,)
     return torch_kernels.like(v, v.dtype), v.new_empty(shape, dtype=dtype)
 
 

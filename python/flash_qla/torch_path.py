@@ -203,7 +203,7 @@ def forward_pass(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """o, h (or None) and the final states of `passes.chunk_gated_delta_rule_fwd`."""
     q, k, v, cu_seqlens = inputs[0], inputs[1], inputs[2], inputs[7]
-    shape = torch_kernels.state_shape(q, v, cu_seqlens, modes)
+    shape = _modes.state_shape(q, v, cu_seqlens, modes)
     # The start in float32, overwritten by the end.
     if initial_state is None:
         state = q.new_zeros(shape, dtype=torch.float32)
