@@ -151,28 +151,29 @@ struct BackwardRun {
         load_rows(call.q, task.key_head, dim_k, kc, q);
         normalise(k, 1.0f);
         normalise(q, call.problem.scale);
-        s.k_floats.fill_by_channel(k, nullptr, kc, rows);
-        s.k_floats.turn(kc, rows, s.k_turned, C);
         transpose(q, kc, rows, kc, s.q_turned, C);
-        gram_matrices();
-        if constexpr (kDepth == 2) {
-            s.k_blocked.fill_by_channel(k, nullptr, kc, rows);
-            rows_by_token<Operand>(k, nullptr, kc, rows, k_by_token);
+        s.k_floats.fill_by_channel(k, nullptr, kc, rows);
+        if constexpr (kDepth == 1) {
+            s.k_floats.turn(kc, rows, turned, C);
+            gram_matrices(turned);
         } else {
-            s.k_blocked = s.k_floats;
+            s.k_floats.turn(kc, rows, s.k_turned, C);
+            gram_matrices(s.k_turned);
+            s.k_blocked.fill_by_channel(k, nullptr, kc, rows);
+            s.k_blocked.turn(kc, rows, turned, C);
+            rows_by_token<Operand>(k, nullptr, kc, rows, k_by_token);
         }
-        s.k_blocked.turn(kc, rows, turned, C);
     }
 
-    HWY_NOINLINE void gram_matrices() const {
+    // k_turned: [K, C]
+    HWY_NOINLINE void gram_matrices(const float* k_turned) const {
         using Dot = FloatDot;
         const FloatTag d;
-        const auto to_queries = static_cast<std::size_t>(s.q_turned - s.k_turned);  // q_turned is booked later
+        const auto to_queries = static_cast<std::size_t>(s.q_turned - k_turned);  // q_turned is booked later
         for (std::size_t j = 0; j < rows; j += kTileRows)
             for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
                 FQLA_TILE_ZERO()
-                FQLA_TILE_OVER_K(kc / kTileRows, s.k_floats.by_channel + j * kTileRows, C, s.k_turned + i, C,
-                                 to_queries)
+                FQLA_TILE_OVER_K(kc / kTileRows, s.k_floats.by_channel + j * kTileRows, C, k_turned + i, C, to_queries)
 #define FQLA_ROW(r)                                \
     hn::StoreU(x##r, d, gram_k + (j + r) * C + i); \
     hn::StoreU(y##r, d, gram_q + (j + r) * C + i);

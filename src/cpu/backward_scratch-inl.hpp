@@ -54,7 +54,7 @@ struct BackwardScratch {
     Blocked<Operand> k_blocked, x, d_o, d_u;
     Blocked<FloatDot> x_floats;    // the same memory as x for floats
     Blocked<FloatDot> k_floats;    // for the Gram matrices, with its turned rows
-    float *k_turned, *q_turned;    // [K, C]
+    float *k_turned, *q_turned;    // [K, C] the keys for pairs only: of floats they are in `turned`
     Element* q_by_token;           // [C/depth, K] e q
     float* both_turned;            // [V, 2C] W' | dO
     float *lower, *upper, *gamma;  // [C, C] L, P, Gamma
@@ -93,14 +93,15 @@ struct BackwardScratch {
             for (Element** p : {&by_key, &by_value}) b.take(*p, heads * kc * vc / kDepth);
             b.take(state_by_value, kc * vc / kDepth);
         }
-        if constexpr (kDepth == 2) k_blocked.book(b, kc), b.take(d_u_residual, C * vc / kDepth);
+        if constexpr (kDepth == 2)
+            k_blocked.book(b, kc), b.take(k_turned, C * kc), b.take(d_u_residual, C * vc / kDepth);
         x.book(b, vc), d_o.book(b, vc), d_u.book(b, vc);
         if constexpr (kDepth == 2)
             x_floats.book(b, vc);
         else
             x_floats = x;
         k_floats.book(b, kc);
-        for (float** p : {&k_turned, &q_turned}) b.take(*p, C * kc);
+        b.take(q_turned, C * kc);
         b.take(q_by_token, C * kc / kDepth);
         b.take(both_turned, 2 * C * vc);
         for (float** p : {&lower, &upper, &gamma, &d_lower, &d_upper, &weight, &z, &gain}) b.take(*p, C * C);
