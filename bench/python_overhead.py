@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""What a call from Python costs above the same call from C++: decode of one token on the CPU.
+"""What a call from Python costs above the same call from C++: decode of one token.
 
-    python bench/python_overhead.py [--rounds N] [--calls N] [--json FILE] [--limit MICROSECONDS]
+    python bench/python_overhead.py [--device cpu|cuda] [--rounds N] [--calls N] [--json FILE] [--limit MICROSECONDS]
 
 Rows, from the inside out: flashqla::decode in a C++ loop; the native function with torch tensors (DLPack, plan lookup,
-workspace); flash_qla.gated_delta_rule_decode in eager mode; the same through torch.ops, as under a dispatch mode; with
-numpy arrays. A round times every row once, so that a change of the machine's speed meets all of them. Figures are the
-best and the median over rounds; where other programs run only the best one says something. --limit makes the exit
-status say whether the eager row keeps to it. Needs the package and torch.
+workspace); the kernel of the operator; flash_qla.gated_delta_rule_decode in eager mode, and with `out` given; the same
+through torch.ops, as under a dispatch mode; chunk_gated_delta_rule on the same token; with numpy arrays. A round times
+every row once, so that a change of the machine's speed meets all of them. Figures are the best and the median over
+rounds; where other programs run only the best one says something. --limit makes the exit status say whether the eager
+row keeps to it. Needs the package and torch.
+
+On CUDA the figures are the host's time: calls are issued one after another and nobody waits for the GPU until the round
+is over. What counts there is the time itself, since the host only has to be faster than the GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from collections.abc import Callable
 import torch
 
 import flash_qla
-from flash_qla import _modes, gated_delta_rule_decode, torch_kernels
+from flash_qla import _modes, chunk_gated_delta_rule, gated_delta_rule_decode, torch_kernels
 from flash_qla._native import native
 
 CASES = {
@@ -42,18 +46,19 @@ def seconds_of(call: Callable[[], object], calls: int) -> float:
     return (time.perf_counter() - begin) / calls
 
 
-def rows_of_case(name: str) -> dict[str, Callable[[int], float]]:
+def rows_of_case(name: str, device: str) -> dict[str, Callable[[int], float]]:
     """Row -> seconds of one call, measured over so many calls."""
     B, Hk, Hv, K, V, dtype = CASES[name]
     torch.manual_seed(0)
     unit = torch.nn.functional.normalize
-    q = unit(torch.randn(B, 1, Hk, K), dim=-1).to(dtype)
-    k = unit(torch.randn(B, 1, Hk, K), dim=-1).to(dtype)
-    v = torch.randn(B, 1, Hv, V).to(dtype)
-    a, b = torch.randn(B, 1, Hv).to(dtype), torch.randn(B, 1, Hv).to(dtype)
-    A_log, dt_bias = torch.rand(Hv), torch.randn(Hv)
-    state, slots = torch.zeros(B + 3, Hv, K, V), torch.arange(1, B + 1, dtype=torch.int32)
-    out = torch.empty_like(v)
+    with torch.device(device):
+        q = unit(torch.randn(B, 1, Hk, K), dim=-1).to(dtype)
+        k = unit(torch.randn(B, 1, Hk, K), dim=-1).to(dtype)
+        v = torch.randn(B, 1, Hv, V).to(dtype)
+        a, b = torch.randn(B, 1, Hv).to(dtype), torch.randn(B, 1, Hv).to(dtype)
+        A_log, dt_bias = torch.rand(Hv), torch.randn(Hv)
+        state, slots = torch.zeros(B + 3, Hv, K, V), torch.arange(1, B + 1, dtype=torch.int32)
+        out, start = torch.empty_like(v), state[:B]
     modes = _modes.GATE_RAW | _modes.BETA_LOGIT | _modes.L2NORM
     flags = {
         "use_gate_in_kernel": True,
@@ -71,6 +76,16 @@ def rows_of_case(name: str) -> dict[str, Callable[[int], float]]:
             q, k, v, a, b, state=state, state_indices=slots, A_log=A_log, dt_bias=dt_bias, **flags
         )
 
+    def eager_out() -> object:
+        return gated_delta_rule_decode(
+            q, k, v, a, b, state=state, state_indices=slots, A_log=A_log, dt_bias=dt_bias, out=out, **flags
+        )
+
+    def chunk() -> object:
+        return chunk_gated_delta_rule(
+            q, k, v, a, b, initial_state=start, output_final_state=True, A_log=A_log, dt_bias=dt_bias, **flags
+        )
+
     rows: dict[str, Callable[[int], float]] = {
         "C++": lambda calls: module.decode_seconds(
             calls, q, k, v, a, b, A_log, dt_bias, state, slots, out, modes, threads
@@ -82,11 +97,13 @@ def rows_of_case(name: str) -> dict[str, Callable[[int], float]]:
             lambda: torch_kernels.decode(*inputs, state, slots, *nothing, out, *settings), calls
         ),
         "eager": lambda calls: seconds_of(eager, calls),
+        "eager, out": lambda calls: seconds_of(eager_out, calls),
         "operator": lambda calls: seconds_of(
             lambda: torch.ops.flash_qla.decode(*inputs, state, slots, *nothing, out, *settings), calls
         ),
+        "chunk function": lambda calls: seconds_of(chunk, calls),
     }
-    if dtype == torch.float32:
+    if dtype == torch.float32 and device == "cpu":
         arrays = [x.numpy() for x in (q, k, v, a, b)]
         others = {"state": state.numpy(), "state_indices": slots.numpy()}
         gate = {"A_log": A_log.numpy(), "dt_bias": dt_bias.numpy()}
@@ -96,20 +113,23 @@ def rows_of_case(name: str) -> dict[str, Callable[[int], float]]:
     return rows
 
 
-def measure(name: str, rounds: int, calls: int) -> dict[str, tuple[float, float]]:
+def measure(name: str, device: str, rounds: int, calls: int) -> dict[str, tuple[float, float]]:
     """Row -> best and median microseconds of a call."""
-    rows = rows_of_case(name)
+    rows = rows_of_case(name, device)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     for row in rows.values():
         row(calls // 10 + 1)
     times: dict[str, list[float]] = {row: [] for row in rows}
     for _ in range(rounds):
         for row, run in rows.items():
+            wait()
             times[row].append(run(calls))
     return {row: (min(values) * 1e6, statistics.median(values) * 1e6) for row, values in times.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--calls", type=int, default=200, help="calls of a row in each round")
     parser.add_argument("--json", metavar="FILE", help="append one JSON object for each row")
@@ -118,11 +138,12 @@ def main() -> int:
 
     torch.set_num_threads(1)
     processor = flash_qla.info()["cpu"]
-    print(f"{processor}; torch {torch.__version__}, Python {platform.python_version()}, 1 thread")
+    where = processor if options.device == "cpu" else f"{torch.cuda.get_device_name()} on {processor}"
+    print(f"{where}; torch {torch.__version__}, Python {platform.python_version()}, 1 thread")
     above = 0.0
     with torch.no_grad():
         for name in CASES:
-            times = measure(name, options.rounds, options.calls)
+            times = measure(name, options.device, options.rounds, options.calls)
             base = times["C++"][0]
             print(f"{name}: {CASES[name][0]} row, {CASES[name][1]}/{CASES[name][2]} heads, {CASES[name][5]}")
             for row, (best, median) in times.items():
@@ -134,7 +155,9 @@ def main() -> int:
                         "best_us": round(best, 3),
                         "median_us": round(median, 3),
                         "best_us_above_cpp": round(best - base, 3),
+                        "device": options.device,
                         "cpu": processor,
+                        **({"gpu": torch.cuda.get_device_name()} if options.device == "cuda" else {}),
                         "torch": torch.__version__,
                         "python": platform.python_version(),
                         "rounds": options.rounds,

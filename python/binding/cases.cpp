@@ -63,7 +63,7 @@ Array<std::int64_t> shape_of(const TensorView& view) {
     return shape;
 }
 
-// [canonical line, pass, options, [name, dtype, shape, is output, bytes] of each tensor]
+// [canonical line, pass, options, [name, dtype, shape, is output, has a start, bytes] of each tensor]
 Array<Any> make_case(String line) {
     const cases::Case c = case_of(line);
     const cases::Instance instance = cases::make_instance(c);
@@ -81,10 +81,21 @@ Array<Any> make_case(String line) {
                              p.decode_rows,
                              instance.decode.commit_state,
                              instance.with_commit};
+    // States in place are one tensor that is both read and written. Where a forward pass starts from it, it is here a
+    // second time as initial_state, as the passes out of place have it.
+    const bool in_place = c.pass == Pass::decode || c.pool > 0 || c.in_place;
+    const void* const start = c.pass == Pass::forward ? instance.forward.initial_state.data : nullptr;
     Array<Any> tensors;
+    const auto add = [&](const char* name, const cases::HostTensor& tensor, bool is_output, bool has_start) {
+        tensors.push_back(Array<Any>{String(name), String(name_of(tensor.view.dtype)), shape_of(tensor.view), is_output,
+                                     has_start, dense(tensor)});
+    };
     for (const cases::HostTensor& tensor : instance.tensors) {
-        tensors.push_back(Array<Any>{String(tensor.name), String(name_of(tensor.view.dtype)), shape_of(tensor.view),
-                                     instance.is_output(tensor.name), dense(tensor)});
+        const bool is_output = instance.is_output(tensor.name);
+        const bool is_state = tensor.name == "state" || tensor.name == "final_state";
+        const bool both = start != nullptr && tensor.view.data == start;
+        if (both) add("initial_state", tensor, false, true);
+        if (!both || is_output) add(tensor.name.c_str(), tensor, is_output, !is_output || (is_state && in_place));
     }
     const char* const pass[] = {"forward", "backward", "decode"};
     return {String(cases::to_line(c)), String(pass[static_cast<int>(c.pass)]), options, tensors};

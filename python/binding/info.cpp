@@ -61,7 +61,7 @@ Array<Any> plan_text(std::int64_t batch, std::int64_t tokens, std::int64_t seque
 
 String info_text() {
     const CacheCounts counts = cache_counts();
-    return system_info() + "plans kept: " + std::to_string(counts.kept) +
+    return system_info() + "cuda in this package: " FQLA_PYTHON_CUDA "\nplans kept: " + std::to_string(counts.kept) +
            "\nplans made: " + std::to_string(counts.made) + "\nplans found: " + std::to_string(counts.found) + "\n";
 }
 

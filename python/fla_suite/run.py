@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs FLA's own test suite of the Gated Delta Net functions with flash_qla in their place, on the CPU.
+"""Runs FLA's own tests of the Gated Delta Net functions with flash_qla in their place, on the CPU or a GPU.
 
-    python python/fla_suite/run.py CHECKOUT [--record FILE.json] [pytest arguments]
+    python python/fla_suite/run.py CHECKOUT [--device cuda] [--parity] [--suite FILE ...] [--record FILE.json] [...]
 
-CHECKOUT is a clone of the repository fla-org/flash-linear-attention; this script fetches nothing. It is run by a Python
-that has flash_qla, torch, triton, einops, packaging and pytest (transformers makes `import fla` complete but is not
-needed). Results by test function are printed at the end and, with --record, written as JSON. docs/python.md has the
-figures and says why some tests are left out.
+CHECKOUT is a clone of the repository fla-org/flash-linear-attention; this script fetches nothing. What it does not know
+goes to pytest. It is run by a Python that has flash_qla, torch, triton, einops, packaging and pytest (transformers
+makes `import fla` complete but is not needed). Results by test function are printed at the end and, with --record,
+written as JSON. docs/python.md has the figures and says why some tests are left out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SUITE = "tests/ops/test_gdn.py"
+# With --parity: FLA's tests of its FlashQLA backend, but those of the check that decides for or against it.
+PARITY = "flash_qla and not verifier"
 NEEDED = ("flash_qla", "torch", "triton", "einops", "packaging", "pytest")
 
 # Tests of FLA's Triton kernels themselves, which need a GPU and which nobody replaces, and tests that assert that FLA
@@ -37,14 +39,22 @@ def refuse(sentence: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="a clone of fla-org/flash-linear-attention")
+    parser.add_argument(
+        "--parity",
+        action="store_true",
+        help="without the shim: FLA's registry finds this package by the name of the TileLang one and calls it; needs "
+        "a Hopper or Blackwell GPU",
+    )
+    parser.add_argument("--suite", nargs="+", default=[SUITE], help=f"test files of the checkout; default: {SUITE}")
     parser.add_argument("--record", type=Path, help="write the counts here")
     parser.add_argument("-k", dest="only", help="as pytest's: run these tests only")
-    parser.add_argument("--device", default="cpu", help="where FLA's tests put their tensors")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where FLA's tests put their tensors")
     arguments, for_pytest = parser.parse_known_args()
 
     checkout = arguments.checkout.resolve()
-    if not (checkout / SUITE).is_file():
-        refuse(f"{checkout} has no {SUITE}; give the folder of a clone of fla-org/flash-linear-attention")
+    for suite in arguments.suite:
+        if not (checkout / suite).is_file():
+            refuse(f"{checkout} has no {suite}; give the folder of a clone of fla-org/flash-linear-attention")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         refuse(f"{sys.executable} lacks {', '.join(missing)}")
@@ -52,18 +62,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
         environment = os.environ | {
-            "GDN_DROPIN": "flash_qla",
-            "GDN_DROPIN_DEVICE": arguments.device,
             "GDN_DROPIN_RECORD": str(record),
-            # Read when fla is imported. Without it FLA's suite skips every case with Hv != Hk.
-            "FLA_DISABLE_BACKEND_DISPATCH": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), str(checkout), os.environ.get("PYTHONPATH", "")))),
         }
+        if not arguments.parity:
+            environment["GDN_DROPIN"] = "flash_qla"
+            environment["GDN_DROPIN_DEVICE"] = arguments.device
+            # Read when fla is imported. Without it FLA's suite skips every case with Hv != Hk.
+            environment["FLA_DISABLE_BACKEND_DISPATCH"] = "1"
         # Turns FLA's failures into warnings when set.
         environment.pop("FLA_CI_ENV", None)
         command = [sys.executable, "-m", "pytest", "-q", "-o", "log_cli=false", "-p", "no:cacheprovider"]
-        chosen = [f"not {name}" for name in LEFT_OUT] + ([f"({arguments.only})"] if arguments.only else [])
-        command += ["-p", "suite_plugin", SUITE, "-k", " and ".join(chosen), *for_pytest]
+        chosen = [PARITY] if arguments.parity else [f"not {name}" for name in LEFT_OUT]
+        chosen += [f"({arguments.only})"] if arguments.only else []
+        command += ["-p", "suite_plugin", *arguments.suite, "-k", " and ".join(chosen), *for_pytest]
         result = subprocess.run(command, cwd=checkout, env=environment, check=False).returncode
         if not record.is_file():
             return result or 1

@@ -16,6 +16,8 @@ reasons: dict[str, set[str]] = collections.defaultdict(set)
 def pytest_collection_finish(session: pytest.Session) -> None:
     import importlib
 
+    if not os.environ.get("GDN_DROPIN"):
+        return
     module = importlib.import_module(MODULE)
     ours = importlib.import_module(os.environ["GDN_DROPIN"])
     holders = {MODULE: module, **{item.module.__name__: item.module for item in session.items}}

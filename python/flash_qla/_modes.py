@@ -40,6 +40,7 @@ def rule(gate: int, beta_logit: bool, beta_twice: bool, l2norm: bool) -> int:
 
 def state_shape(q: Any, v: Any, cu_seqlens: Any, modes: int) -> tuple[int, int, int, int]:
     """[N,Hv,K,V] or [N,Hv,V,K], for torch tensors and numpy arrays."""
-    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    K, V = q.shape[3], v.shape[3]
-    return (sequences, v.shape[2], V, K) if modes & STATE_V_FIRST else (sequences, v.shape[2], K, V)
+    B, _, _, K = q.shape
+    _, _, Hv, V = v.shape
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return (N, Hv, V, K) if modes & STATE_V_FIRST else (N, Hv, K, V)

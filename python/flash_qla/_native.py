@@ -53,8 +53,23 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def _no_compilation() -> Iterator[None]:
-    """Keeps tvm_ffi from compiling a torch extension when it is imported.
+def _environment(name: str, value: str) -> Iterator[None]:
+    """A variable of the environment for a while, unless the user has set it."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _import_beside_torch() -> Any:
+    """The tvm_ffi package where torch is imported already. Two things that it does then have to be kept from it.
+
+    It asks torch whether there is a GPU, for which torch starts the CUDA runtime, and after that a forked child cannot
+    use CUDA. Through NVML torch finds out without it.
 
     Before 2.10 torch has no DLPack interface in C, and tvm_ffi compiles one: a minute, and a compiler. Its way through
     Python costs 8 us a call instead. With the package torch-c-dlpack-ext there is nothing to compile; on a machine with
@@ -62,16 +77,13 @@ def _no_compilation() -> Iterator[None]:
     """
     import torch
 
-    name = "TVM_FFI_DISABLE_TORCH_C_DLPACK"
-    ready = hasattr(torch.Tensor, "__dlpack_c_exchange_api__") or hasattr(torch.Tensor, "__c_dlpack_exchange_api__")
-    if ready or name in os.environ or importlib.util.find_spec("torch_c_dlpack_ext") or torch.cuda.is_available():
-        yield
-        return
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[name]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_environment("PYTORCH_NVML_BASED_CUDA_CHECK", "1"))
+        ready = hasattr(torch.Tensor, "__dlpack_c_exchange_api__") or hasattr(torch.Tensor, "__c_dlpack_exchange_api__")
+        if not ready and not importlib.util.find_spec("torch_c_dlpack_ext") and not torch.cuda.is_available():
+            stack.enter_context(_environment("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1"))
+        import tvm_ffi
+    return tvm_ffi
 
 
 def _import_tvm_ffi() -> Any:
@@ -85,10 +97,7 @@ def _import_tvm_ffi() -> Any:
 
         return tvm_ffi
     if sys.modules.get("torch") is not None:
-        with _no_compilation():
-            import tvm_ffi
-
-        return tvm_ffi
+        return _import_beside_torch()
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         import tvm_ffi

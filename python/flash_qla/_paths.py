@@ -7,6 +7,7 @@ from typing import Any
 
 _torch_path: Any = None
 _numpy_path: Any = None
+_Tensor: Any = None
 
 
 def _is_numpy(x: Any) -> bool:
@@ -17,7 +18,9 @@ def _is_numpy(x: Any) -> bool:
 
 def path_of(x: Any) -> Any:
     """The module for arrays like x. NOTE: kept in globals, an import statement in every call takes a microsecond."""
-    global _torch_path, _numpy_path
+    global _torch_path, _numpy_path, _Tensor
+    if type(x) is _Tensor:
+        return _torch_path
     module = type(x).__module__
     if module == "numpy" or (not module.startswith("torch") and _is_numpy(x)):
         if _numpy_path is None:
@@ -26,7 +29,9 @@ def path_of(x: Any) -> Any:
             _numpy_path = numpy_path
         return _numpy_path
     if _torch_path is None:
+        import torch
+
         from . import torch_path
 
-        _torch_path = torch_path
+        _torch_path, _Tensor = torch_path, torch.Tensor
     return _torch_path

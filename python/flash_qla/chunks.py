@@ -6,10 +6,15 @@ Chunks start at token 0, 64, 128, ... of each sequence. `cu_seqlens` is read on 
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
 __all__ = ["chunk_gate_sums", "chunk_inverse", "chunk_rows", "gates_of_sums"]
+
+# What a gate of -inf adds to a sum. Its exp is 0 in float32, as that of -inf, and the gates behind it stay differences
+# of sums; behind a sum of -inf they would be lost.
+_FORGET = -104.0
 
 _CHUNKS_AT_ONCE = 64  # 16 MiB of float32 triangles for 16 value heads
 
@@ -78,7 +83,8 @@ def _gather(arrays: _Arrays, chunks: list[tuple[int, int]], size: int) -> tuple[
 
 
 def chunk_gate_sums(g: Any, cu_seqlens: Any, size: int) -> Any:
-    """gamma [B,T,Hv] in g's dtype: sums of g [B,T,Hv] from the start of the chunk; zero past the last offset."""
+    """gamma [B,T,Hv] in g's dtype: sums of g [B,T,Hv] from the start of the chunk; zero past the last offset. A gate of
+    -inf counts as _FORGET."""
     arrays = _Arrays(g)
     B, T, Hv = g.shape
     result = arrays.zeros((B * T, Hv), g.dtype)
@@ -86,13 +92,15 @@ def chunk_gate_sums(g: Any, cu_seqlens: Any, size: int) -> Any:
     if chunks:
         rows, inside = _gather(arrays, chunks, size)
         values = arrays.wide(g.reshape(B * T, Hv)[rows])  # [chunks,size,Hv]
+        values = arrays.module.where(values == -math.inf, _FORGET, values)
         sums = values.cumsum(1)
         result[rows[inside]] = arrays.cast(sums[inside], g.dtype)
     return result.reshape(B, T, Hv)
 
 
 def gates_of_sums(gamma: Any, cu_seqlens: Any, size: int) -> Any:
-    """g [B,T,Hv] in float32 from its sums. NOTE: behind a gate of -inf the differences of sums are NaN."""
+    """g [B,T,Hv] in float32 from its sums. NOTE: sums of -inf, which somebody else must have made, say nothing about
+    the gates behind them; those become NaN."""
     arrays = _Arrays(gamma)
     B, T, Hv = gamma.shape
     wide = arrays.wide(gamma.reshape(B * T, Hv))

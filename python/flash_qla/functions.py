@@ -38,14 +38,17 @@ def _state_v_first(state_v_first: bool, transpose_state_layout: bool | None) -> 
     return transpose_state_layout
 
 
-def _check_arrays(function: str, q: Any, k: Any, v: Any) -> None:
-    """Ranks and head counts; the library checks everything else against them."""
-    if not (hasattr(q, "shape") and hasattr(k, "shape") and hasattr(v, "shape")):
+def _check_arrays(function: str, q: Any, k: Any, v: Any) -> int:
+    """Ranks and head counts; the library checks everything else against them. Returns K."""
+    try:
+        # NOTE: once each. torch makes a new tuple every time.
+        q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    except AttributeError:
         for name, x in (("q", q), ("k", k), ("v", v)):
             if not hasattr(x, "shape"):
                 kind = type(x).__name__
-                raise TypeError(f"{function}: {name} is a {kind}; it must be a torch tensor or a numpy array")
-    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+                raise TypeError(f"{function}: {name} is a {kind}; it must be a torch tensor or a numpy array") from None
+        raise
     if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
         for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
             if len(shape) != 4:
@@ -57,6 +60,8 @@ def _check_arrays(function: str, q: Any, k: Any, v: Any) -> None:
         raise ValueError(
             f"{function}: v has {value_heads} heads; their number must be a multiple of the {heads} heads of q and k"
         )
+    K: int = q_shape[3]
+    return K
 
 
 def _check_sequences(function: str, q: Any, cu_seqlens: Any, initial_state: Any) -> None:
@@ -173,7 +178,7 @@ def chunk_gated_delta_rule(
     """
     name = "chunk_gated_delta_rule"
     state_v_first = _state_v_first(state_v_first, transpose_state_layout)
-    _check_arrays(name, q, k, v)
+    K = _check_arrays(name, q, k, v)
     if head_first is not None:
         raise DeprecationWarning(f"{name}: head_first is gone; inputs are [B,T,heads,size]")
     if chunk_size not in (16, 32, 64):
@@ -185,8 +190,8 @@ def chunk_gated_delta_rule(
         raise AssertionError(f"{name}: use_gate_in_kernel needs A_log")
     if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
         raise ValueError(f"{name}: allow_neg_eigval needs use_beta_sigmoid_in_kernel")
-    if q.shape[3] > MAX_K and not options.backend:
-        raise AssertionError(f"{name}: K is {q.shape[3]}; it may be {MAX_K} at most")
+    if K > MAX_K and not options.backend:
+        raise AssertionError(f"{name}: K is {K}; it may be {MAX_K} at most")
     modes = (
         _modes.rule(
             gate_mode(name, g, use_gate_in_kernel),

@@ -143,8 +143,8 @@ def forward_pass(
         lengths = [q.shape[1]] * q.shape[0] if cu_seqlens is None else np.diff(cu_seqlens)
         rows = sum(-(-int(length) // 64) for length in lengths)
         h = np.empty((rows, *shape[1:]), k.dtype)
-    pools = (state, None, None, None, h, None)
-    o = mixed(function, inputs, pools, modes, scale, (0, 0), None, None, options)
+    tensors = (*inputs, state, None, None, None, h, None)
+    o = mixed(function, tensors, modes, scale, (0, 0), None, None, options)
     return o.astype(q.dtype, copy=False), h if h is None else h.reshape(q.shape[0], -1, *shape[1:]), state
 
 
@@ -181,8 +181,7 @@ def _output(function: str, inputs: tuple[Any, ...], out: Any, output_dtype: Any)
 
 def decode(
     function: str,
-    inputs: tuple[Any, ...],
-    pools: tuple[Any, ...],
+    tensors: tuple[Any, ...],
     modes: int,
     scale: float,
     commit_state: bool,
@@ -191,7 +190,9 @@ def decode(
     options: PlanOptions,
 ) -> Any:
     """`serving.gated_delta_rule_decode` and `..._verify`."""
-    state, state_indices, state_indices_out, has_initial_state, num_accepted, buffer, buffer_indices, parents = pools
+    inputs = tensors[:8]
+    state, state_indices, state_indices_out, has_initial_state = tensors[8:12]
+    num_accepted, buffer, buffer_indices, parents = tensors[12:16]
     arguments = _inputs(function, inputs)
     out, o = _output(function, inputs, out, output_dtype)
     bits = native().decode(
@@ -230,8 +231,7 @@ def commit(function: str, tensors: tuple[Any, ...], modes: int) -> None:
 
 def mixed(
     function: str,
-    inputs: tuple[Any, ...],
-    pools: tuple[Any, ...],
+    tensors: tuple[Any, ...],
     modes: int,
     scale: float,
     numbers: tuple[int, int],
@@ -240,7 +240,8 @@ def mixed(
     options: PlanOptions,
 ) -> Any:
     """`serving.gated_delta_rule_mixed`."""
-    state, state_indices, state_indices_out, has_initial_state, checkpoints, checkpoint_list = pools
+    inputs = tensors[:8]
+    state, state_indices, state_indices_out, has_initial_state, checkpoints, checkpoint_list = tensors[8:]
     arguments = _inputs(function, inputs)
     out, o = _output(function, inputs, out, output_dtype)
     pool = _in_place(function, "state", state)

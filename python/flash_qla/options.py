@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import _modes
 
@@ -18,7 +18,7 @@ class PlanOptions:
     """
 
     backend: str = ""
-    """"" for the best one that can do the call, or a name from `flash_qla.info()`: "cpu", "reference"."""
+    """"" for the best one that can do the call, or a name from `flash_qla.info()`: "cpu", "reference", "cuda-sm80"."""
 
     threads: int = 0
     """CPU threads. 0: torch.get_num_threads() for torch tensors, as many as OpenMP would use for numpy arrays."""
@@ -32,12 +32,14 @@ class PlanOptions:
     batch_invariant: bool = False
     """A sequence's bits depend neither on its neighbours in the batch nor on the number of threads."""
 
-    @property
-    def modes(self) -> int:
-        """The two promises as bits of `flash_qla._modes`."""
-        return (_modes.DETERMINISTIC if self.deterministic else 0) | (
+    modes: int = field(init=False, repr=False, compare=False)
+    """The two promises as bits of `flash_qla._modes`. Computed once: every call asks for them."""
+
+    def __post_init__(self) -> None:
+        promises = (_modes.DETERMINISTIC if self.deterministic else 0) | (
             _modes.BATCH_INVARIANT if self.batch_invariant else 0
         )
+        object.__setattr__(self, "modes", promises)
 
 
 DEFAULT_OPTIONS = PlanOptions()

@@ -4,7 +4,8 @@ For programs that wrap them in an autograd function of their own. What its kerne
 and A, this package does not need: gamma is computed because the backward pass takes the gate in this form, A because
 callers expect it.
 
-    gamma_t = sum of g from the start of t's chunk to t         chunks of 64 tokens from the start of each sequence
+    gamma_t = sum of g from the start of t's chunk to t         chunks of 64 tokens from the start of each sequence;
+                                                                -104, whose exp is 0 in float32, in place of -inf
     A       = (I + stril(diag(beta) K K^T))^-1                  per chunk and value head; no gate (docs/math.md)
 """
 

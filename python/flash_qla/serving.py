@@ -28,26 +28,39 @@ PadSlots = Literal["negative", "non_positive"]
 Grouping = Literal["interleaved", "tiled"]
 
 
-def _pool_modes(function: str, state_v_first: bool, pad_slots: str) -> int:
-    if pad_slots not in ("negative", "non_positive"):
-        raise ValueError(f"{function}: pad_slots is {pad_slots!r}; it must be 'negative' or 'non_positive'")
-    return (_modes.STATE_V_FIRST if state_v_first else 0) | (
-        _modes.PAD_NON_POSITIVE if pad_slots == "non_positive" else 0
-    )
-
-
-def _rule_modes(
-    function: str, g: Any, A_log: Any, raw_gate: bool, sigmoid: bool, twice: bool, l2norm: bool, grouping: str
+def _modes_of(
+    function: str,
+    g: Any,
+    A_log: Any,
+    raw_gate: bool,
+    sigmoid: bool,
+    twice: bool,
+    l2norm: bool,
+    state_v_first: bool,
+    pad_slots: str,
+    grouping: str,
 ) -> int:
-    if grouping not in ("interleaved", "tiled"):
-        raise ValueError(f"{function}: grouping is {grouping!r}; it must be 'interleaved' or 'tiled'")
+    """The options that decode and mixed batches share, as bits. One flat function: a decode call is microseconds."""
     if raw_gate and A_log is None:
         raise ValueError(f"{function}: use_gate_in_kernel needs A_log")
     if twice and not sigmoid:
         raise ValueError(f"{function}: allow_neg_eigval needs use_beta_sigmoid_in_kernel")
-    return _modes.rule(gate_mode(function, g, raw_gate), sigmoid, twice, l2norm) | (
-        _modes.TILED if grouping == "tiled" else 0
-    )
+    modes = _modes.rule(gate_mode(function, g, raw_gate), sigmoid, twice, l2norm)
+    if state_v_first:
+        modes |= _modes.STATE_V_FIRST
+    if pad_slots != "negative":
+        modes |= _padding(function, pad_slots)
+    if grouping != "interleaved":
+        if grouping != "tiled":
+            raise ValueError(f"{function}: grouping is {grouping!r}; it must be 'interleaved' or 'tiled'")
+        modes |= _modes.TILED
+    return modes
+
+
+def _padding(function: str, pad_slots: str) -> int:
+    if pad_slots not in ("negative", "non_positive"):
+        raise ValueError(f"{function}: pad_slots is {pad_slots!r}; it must be 'negative' or 'non_positive'")
+    return _modes.PAD_NON_POSITIVE if pad_slots == "non_positive" else 0
 
 
 def _need(function: str, **arguments: Any) -> None:
@@ -105,27 +118,28 @@ def gated_delta_rule_decode(
         NotImplementedError: no backend can do it, or an input needs a gradient.
     """
     name = "gated_delta_rule_decode"
-    return _decode(
+    if q is None or k is None or v is None or state is None:
+        _need(name, q=q, k=k, v=v, state=state)
+    modes = _modes_of(
         name,
-        (q, k, v, g, beta, A_log, dt_bias, cu_seqlens),
-        (state, state_indices, state_indices_out, has_initial_state, None, None, None, None),
-        _rule_modes(
-            name,
-            g,
-            A_log,
-            use_gate_in_kernel,
-            use_beta_sigmoid_in_kernel,
-            allow_neg_eigval,
-            use_qk_l2norm_in_kernel,
-            grouping,
-        )
-        | _pool_modes(name, state_v_first, pad_slots),
-        scale,
-        True,
-        out,
-        output_dtype,
-        options,
+        g,
+        A_log,
+        use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        use_qk_l2norm_in_kernel,
+        state_v_first,
+        pad_slots,
+        grouping,
     )
+    if not use_gate_in_kernel:
+        A_log = dt_bias = None
+    tensors = (
+        q, k, v, g, beta, A_log, dt_bias, cu_seqlens,
+        state, state_indices, state_indices_out, has_initial_state, None, None, None, None,
+    )  # fmt: skip
+    scale = 0.0 if scale is None else _scale(name, scale)
+    return path_of(q).decode(name, tensors, modes, scale, True, out, output_dtype, options)
 
 
 def gated_delta_rule_verify(
@@ -181,58 +195,30 @@ def gated_delta_rule_verify(
         ValueError, NotImplementedError: as `gated_delta_rule_decode`.
     """
     name = "gated_delta_rule_verify"
+    if q is None or k is None or v is None or state is None:
+        _need(name, q=q, k=k, v=v, state=state)
+    modes = _modes_of(
+        name,
+        g,
+        A_log,
+        use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        use_qk_l2norm_in_kernel,
+        state_v_first,
+        pad_slots,
+        grouping,
+    )
+    if not use_gate_in_kernel:
+        A_log = dt_bias = None
+    tensors = (
+        q, k, v, g, beta, A_log, dt_bias, cu_seqlens, state, state_indices, None, has_initial_state,
+        num_accepted, intermediate_states, intermediate_indices, parent_tokens,
+    )  # fmt: skip
     if commit_state is None:
         commit_state = intermediate_states is None
-    return _decode(
-        name,
-        (q, k, v, g, beta, A_log, dt_bias, cu_seqlens),
-        (
-            state,
-            state_indices,
-            None,
-            has_initial_state,
-            num_accepted,
-            intermediate_states,
-            intermediate_indices,
-            parent_tokens,
-        ),
-        _rule_modes(
-            name,
-            g,
-            A_log,
-            use_gate_in_kernel,
-            use_beta_sigmoid_in_kernel,
-            allow_neg_eigval,
-            use_qk_l2norm_in_kernel,
-            grouping,
-        )
-        | _pool_modes(name, state_v_first, pad_slots),
-        scale,
-        commit_state,
-        out,
-        output_dtype,
-        options,
-    )
-
-
-def _decode(
-    function: str,
-    inputs: tuple[Any, ...],
-    pools: tuple[Any, ...],
-    modes: int,
-    scale: float | None,
-    commit_state: bool,
-    out: Any,
-    output_dtype: Any,
-    options: PlanOptions,
-) -> Any:
-    q, k, v = inputs[:3]
-    if q is None or k is None or v is None or pools[0] is None:
-        _need(function, q=q, k=k, v=v, state=pools[0])
-    if not modes & _modes.GATE_RAW:
-        inputs = (*inputs[:5], None, None, inputs[7])
-    scale = _scale(function, scale)
-    return path_of(inputs[0]).decode(function, inputs, pools, modes, scale, commit_state, out, output_dtype, options)
+    scale = 0.0 if scale is None else _scale(name, scale)
+    return path_of(q).decode(name, tensors, modes, scale, commit_state, out, output_dtype, options)
 
 
 def gated_delta_rule_commit(
@@ -261,7 +247,7 @@ def gated_delta_rule_commit(
     """
     name = "gated_delta_rule_commit"
     _need(name, state=state, intermediate_states=intermediate_states, accepted=accepted)
-    modes = _pool_modes(name, state_v_first, pad_slots)
+    modes = (_modes.STATE_V_FIRST if state_v_first else 0) | _padding(name, pad_slots)
     path_of(state).commit(name, (state, state_indices, intermediate_states, intermediate_indices, accepted), modes)
 
 
@@ -318,7 +304,7 @@ def gated_delta_rule_mixed(
     """
     name = "gated_delta_rule_mixed"
     _need(name, q=q, k=k, v=v, state=state)
-    modes = _rule_modes(
+    modes = _modes_of(
         name,
         g,
         A_log,
@@ -326,8 +312,10 @@ def gated_delta_rule_mixed(
         use_beta_sigmoid_in_kernel,
         allow_neg_eigval,
         use_qk_l2norm_in_kernel,
+        state_v_first,
+        pad_slots,
         grouping,
-    ) | _pool_modes(name, state_v_first, pad_slots)
+    )
     if checkpoints is None:
         if checkpoint_every is not None or checkpoint_list is not None:
             raise ValueError(
@@ -341,7 +329,9 @@ def gated_delta_rule_mixed(
         modes |= _modes.CHECKPOINT_CHUNK_STARTS if checkpoint_every is None else _modes.CHECKPOINT_EVERY_N
     if not use_gate_in_kernel:
         A_log = dt_bias = None
-    inputs = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens)
-    pools = (state, state_indices, state_indices_out, has_initial_state, checkpoints, checkpoint_list)
+    tensors = (
+        q, k, v, g, beta, A_log, dt_bias, cu_seqlens,
+        state, state_indices, state_indices_out, has_initial_state, checkpoints, checkpoint_list,
+    )  # fmt: skip
     numbers = (checkpoint_every or 0, decode_rows)
-    return path_of(q).mixed(name, inputs, pools, modes, _scale(name, scale), numbers, out, output_dtype, options)
+    return path_of(q).mixed(name, tensors, modes, _scale(name, scale), numbers, out, output_dtype, options)

@@ -17,7 +17,7 @@ from . import _modes
 from ._native import native
 from .options import ORACLE
 
-__all__ = ["backward", "commit", "decode", "forward", "forward_eager", "mixed"]
+__all__ = ["backward", "commit", "decode", "decode_eager", "forward", "forward_eager", "mixed", "mixed_eager"]
 
 # Which gradients are wanted, as bits of the operator's argument `wanted`, in the order of the inputs.
 D_Q, D_K, D_V, D_G, D_BETA, D_A_LOG, D_DT_BIAS, D_INITIAL_STATE = (1 << i for i in range(8))
@@ -48,56 +48,57 @@ def call(function: Callable[..., int], tensors: tuple[Any, ...], settings: tuple
         function(*copied(tensors, bits), *settings)
 
 
-def cpu_threads(q: Tensor, threads: int) -> int:
-    """torch.set_num_threads holds for this package too, unless the caller asked for a number."""
-    return threads or (torch.get_num_threads() if q.is_cpu else 0)
+# torch.set_num_threads holds for this package too, unless the caller asked for a number. (GPUs have no use for it.)
+cpu_threads = torch.get_num_threads
 
 
 def like(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """An output. NOTE: torch.empty(shape, dtype=, device=) takes three times as long."""
+    """An output. NOTE: torch.empty(shape, dtype=, device=) takes three times as long, and keywords a third more."""
+    if dtype is x.dtype and x.is_contiguous():
+        return torch.empty_like(x)
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def touched(*tensors: Tensor | None) -> None:
-    """Tells autograd that these were written in place, as torch's own in-place operators do."""
-    torch._C._increment_version([x for x in tensors if x is not None])
+# Tells autograd that these were written in place, as torch's own in-place operators do.
+touched: Callable[[tuple[Tensor, ...]], None] = torch._C._increment_version
 
 
 def forward_eager(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    cu_seqlens: Tensor | None,
-    initial_state: Tensor | None,
-    modes: int,
-    scale: float,
-    backend: str,
-    threads: int,
-    context_split: int,
+    tensors: tuple[Any, ...], modes: int, scale: float, backend: str, threads: int, context_split: int
 ) -> tuple[Tensor, Tensor | None]:
-    """o [B,T,Hv,V] in v's dtype; final states [N,Hv,..] in float32, or None."""
+    """o [B,T,Hv,V] in v's dtype; final states [N,Hv,..] in float32, or None. `tensors` are those of the operator."""
+    if _DETACH:
+        tensors = exportable(tensors)
+    v = tensors[2]
     o = like(v, v.dtype)
     final_state = None
     if modes & _modes.OUTPUT_FINAL_STATE:
-        dtype = torch.float64 if backend == ORACLE else torch.float32
-        final_state = torch.empty(_modes.state_shape(q, v, cu_seqlens, modes), dtype=dtype, device=q.device)
-    inputs = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, final_state)
+        final_state = _final_state(tensors, modes, torch.float64 if backend == ORACLE else torch.float32)
     bits = modes & 0xFFFF
     if backend == ORACLE:
-        native().oracle_forward(*(x if x is None else x.contiguous() for x in exportable(inputs)), o, bits, scale)
+        native().oracle_forward(*(x if x is None else x.contiguous() for x in tensors), final_state, o, bits, scale)
         return o, final_state
-    settings = (bits, scale, 0, 0, backend, cpu_threads(q, threads), context_split)
-    call(native().forward, (*inputs, None, None, None, None, None, o), settings)
+    threads = threads or cpu_threads()
+    arguments = (
+        final_state, None, None, None, None, None, o, bits, scale, 0, 0, backend, threads, context_split,
+    )  # fmt: skip
+    copies = native().forward(*tensors, *arguments)
+    if copies:
+        native().forward(*copied(tensors, copies), *arguments)
     return o, final_state
+
+
+def _final_state(tensors: tuple[Any, ...], modes: int, dtype: torch.dtype) -> Tensor:
+    q, v, cu_seqlens, initial_state = tensors[0], tensors[2], tensors[7], tensors[8]
+    shape = _modes.state_shape(q, v, cu_seqlens, modes)
+    if initial_state is not None and initial_state.shape == shape and initial_state.device == q.device:
+        return like(initial_state, dtype)
+    return torch.empty(shape, dtype=dtype, device=q.device)
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     """`forward_eager` as an operator: an empty tensor instead of None."""
-    o, final_state = forward_eager(*arguments)
+    o, final_state = forward_eager(arguments[:9], *arguments[9:])
     return o, o.new_empty(0, dtype=torch.float32) if final_state is None else final_state
 
 
@@ -130,10 +131,30 @@ def backward(
         dense = (x if x is None else x.contiguous() for x in exportable(tensors))
         native().oracle_backward(*dense, *gradients, bits, scale)
     else:
-        settings = (bits, scale, backend, cpu_threads(q, threads), context_split)
+        settings = (bits, scale, backend, threads or cpu_threads(), context_split)
         call(native().backward, (*tensors, *gradients), settings)
     empty = [x if x is not None else torch.empty(0, dtype=q.dtype, device=q.device) for x in gradients]
     return tuple(empty)  # type: ignore[return-value]
+
+
+# Positions among the tensors of decode and mixed.
+STATE = 8
+INTERMEDIATE_STATES = 13
+CHECKPOINTS = 12
+
+
+def decode_eager(
+    tensors: tuple[Any, ...], o: Tensor, commit_state: bool, modes: int, scale: float, backend: str, threads: int
+) -> None:
+    """`tensors` are the sixteen before `o` of `decode`; writes `o`, `state` and `intermediate_states`."""
+    if _DETACH:
+        tensors = exportable(tensors)
+    threads = threads or cpu_threads()
+    bits = native().decode(*tensors, o, commit_state, modes, scale, backend, threads)
+    if bits:
+        native().decode(*copied(tensors, bits), o, commit_state, modes, scale, backend, threads)
+    buffer = tensors[INTERMEDIATE_STATES]
+    touched((o, tensors[STATE]) if buffer is None else (o, tensors[STATE], buffer))
 
 
 def decode(
@@ -160,15 +181,40 @@ def decode(
     backend: str,
     threads: int,
 ) -> None:
-    """Writes `o`, `state` and `intermediate_states`."""
+    """`decode_eager` as an operator."""
     tensors = (
-        *(q, k, v, g, beta, A_log, dt_bias, cu_seqlens),
-        *(state, state_indices, state_indices_out, has_initial_state),
-        *(num_accepted, intermediate_states, intermediate_indices, parent_tokens),
-        o,
-    )
-    call(native().decode, tensors, (commit_state, modes, scale, backend, cpu_threads(q, threads)))
-    touched(o, state, intermediate_states)
+        q, k, v, g, beta, A_log, dt_bias, cu_seqlens, state, state_indices, state_indices_out, has_initial_state,
+        num_accepted, intermediate_states, intermediate_indices, parent_tokens,
+    )  # fmt: skip
+    decode_eager(tensors, o, commit_state, modes, scale, backend, threads)
+
+
+def mixed_eager(
+    tensors: tuple[Any, ...],
+    o: Tensor,
+    modes: int,
+    scale: float,
+    checkpoint_every: int,
+    decode_rows: int,
+    backend: str,
+    threads: int,
+    context_split: int,
+) -> None:
+    """`tensors` are the fourteen before `o` of `mixed`; writes `o`, `state` and `checkpoints`."""
+    state = tensors[STATE]
+    settings = (modes, scale, checkpoint_every, decode_rows, backend, threads or cpu_threads(), context_split)
+    # The pool is where rows start and where they end.
+    arguments = exportable((*tensors[:STATE], state, *tensors[STATE:], o))
+    bits = native().forward(*arguments, *settings)
+    if bits & STATE_BIT:
+        raise ValueError(
+            f"gated_delta_rule_mixed: state has shape {list(state.shape)} and strides {list(state.stride())}; its "
+            "inner two dimensions must be contiguous"
+        )
+    if bits:
+        native().forward(*copied(arguments, bits), *settings)
+    checkpoints = tensors[CHECKPOINTS]
+    touched((o, state) if checkpoints is None else (o, state, checkpoints))
 
 
 def mixed(
@@ -187,30 +233,14 @@ def mixed(
     checkpoints: Tensor | None,
     checkpoint_list: Tensor | None,
     o: Tensor,
-    modes: int,
-    scale: float,
-    checkpoint_every: int,
-    decode_rows: int,
-    backend: str,
-    threads: int,
-    context_split: int,
+    *settings: Any,
 ) -> None:
-    """Writes `o`, `state` and `checkpoints`."""
+    """`mixed_eager` as an operator."""
     tensors = (
-        *exportable((q, k, v, g, beta, A_log, dt_bias, cu_seqlens)),
-        *(state, state, state_indices, state_indices_out, has_initial_state, checkpoints, checkpoint_list),
-        o,
-    )
-    settings = (modes, scale, checkpoint_every, decode_rows, backend, cpu_threads(q, threads), context_split)
-    bits = native().forward(*tensors, *settings)
-    if bits & STATE_BIT:
-        raise ValueError(
-            f"gated_delta_rule_mixed: state has shape {list(state.shape)} and strides {list(state.stride())}; its "
-            "inner two dimensions must be contiguous"
-        )
-    if bits:
-        native().forward(*copied(tensors, bits), *settings)
-    touched(o, state, checkpoints)
+        q, k, v, g, beta, A_log, dt_bias, cu_seqlens,
+        state, state_indices, state_indices_out, has_initial_state, checkpoints, checkpoint_list,
+    )  # fmt: skip
+    mixed_eager(tensors, o, *settings)
 
 
 def commit(
@@ -223,4 +253,4 @@ def commit(
 ) -> None:
     """Writes `state`."""
     native().commit(state, state_indices, intermediate_states, intermediate_indices, accepted.contiguous(), modes)
-    touched(state)
+    touched((state,))

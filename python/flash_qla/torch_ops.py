@@ -221,47 +221,46 @@ def refuse_tangents(tensors: tuple[Any, ...]) -> None:
             raise NotImplementedError(NO_FORWARD_MODE)
 
 
-def _watchers() -> Callable[[], bool]:
-    """Whether something would see an operator go by: a mode, a functorch transform, a tracer.
+def _plain_test() -> Callable[[tuple[Any, ...]], bool]:
+    """Makes `is_plain`, around private functions of torch that say whether something would see an operator go by.
 
-    NOTE: private to torch. Where one of these is missing the answer is always yes, and every call takes the operator.
+    NOTE: where one of these is missing nothing counts as plain, and every call takes the operator.
     """
     try:
         c = torch._C
         dispatch_modes = c._len_torch_dispatch_stack  # FakeTensorMode, FlopCounterMode, make_fx ...
         function_modes = c._len_torch_function_stack
         functorch = c._functorch.peek_interpreter_stack  # grad, vmap, functionalize
-        tracing = c._get_tracing_state  # torch.jit.trace
+        tracing = c._is_tracing  # torch.jit.trace
         forward_ad = torch.autograd.forward_ad
         _ = forward_ad._current_level
     except AttributeError:
-        return lambda: True
+        return lambda tensors: False
+    plain_types = PLAIN_TYPES.issuperset
+    gradients = torch.is_grad_enabled
 
-    def watching() -> bool:
-        return (
-            dispatch_modes() > 0
-            or function_modes() > 0
+    def is_plain(tensors: tuple[Any, ...]) -> bool:
+        """Whether these are ordinary tensors in ordinary eager mode, none of which needs a gradient. The first is q."""
+        # NOTE: a loop over the types in C; the same in Python costs a microsecond more.
+        if (
+            not plain_types(map(type, tensors))
+            or dispatch_modes()
+            or function_modes()
+            or tracing()
             or functorch() is not None
-            or tracing() is not None
             or forward_ad._current_level >= 0
-        )
+        ):
+            return False
+        q = tensors[0]
+        if not (q.is_cpu or q.is_cuda):
+            return False
+        if gradients():
+            for x in tensors:
+                if x is not None and x.requires_grad:
+                    return False
+        return True
 
-    return watching
+    return is_plain
 
 
-something_watches = _watchers()
-
-
-def is_plain(tensors: tuple[Any, ...]) -> bool:
-    """Whether these are ordinary tensors in ordinary eager mode, none of which needs a gradient. The first is q."""
-    # NOTE: a loop over the types in C; the same in Python costs a microsecond more.
-    if not PLAIN_TYPES.issuperset(map(type, tensors)) or something_watches():
-        return False
-    q = tensors[0]
-    if not (q.is_cpu or q.is_cuda):
-        return False
-    if torch.is_grad_enabled():
-        for x in tensors:
-            if x is not None and x.requires_grad:
-                return False
-    return True
+is_plain = _plain_test()

@@ -21,6 +21,9 @@ from .options import ORACLE, PlanOptions
 
 __all__ = ["backward_pass", "commit", "decode", "forward", "forward_pass", "mixed"]
 
+# NOTE: True only where the compiler reads this. (Whatever else traces has tensors of its own, or a mode.)
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
 _IO = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -34,7 +37,7 @@ def check_tensors(function: str, names: tuple[str, ...], tensors: tuple[Any, ...
 def common_io(function: str, q: Tensor, k: Tensor, v: Tensor, backend: str) -> torch.dtype:
     """The dtype that q, k and v are computed in: theirs, or float32 when they differ."""
     io = q.dtype
-    if io == k.dtype and io == v.dtype and io in _IO:
+    if io is k.dtype and io is v.dtype and io in _IO:
         return io
     allowed = (*_IO, torch.float64) if backend == ORACLE else _IO
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -48,11 +51,15 @@ def common_io(function: str, q: Tensor, k: Tensor, v: Tensor, backend: str) -> t
     return io if io == k.dtype and io == v.dtype else torch.float32
 
 
-def narrow(x: Tensor | None, backend: str) -> Tensor | None:
-    """float64 gates, betas and states as float32; the library has no wider type."""
-    if x is None or x.dtype != torch.float64 or backend == ORACLE:
-        return x
-    return x.float()
+def narrow(tensors: tuple[Any, ...], backend: str) -> tuple[Any, ...]:
+    """float64 gates, betas and states as float32; the library has no wider type. q, k and v come first, and stay."""
+    if backend == ORACLE:
+        return tensors
+    for x in tensors[3:]:
+        if x is not None and x.dtype is torch.float64:
+            rest = (x.float() if x is not None and x.dtype == torch.float64 else x for x in tensors[3:])
+            return (*tensors[:3], *rest)
+    return tensors
 
 
 NAMES = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens", "initial_state")
@@ -68,26 +75,20 @@ def forward(
     output_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
     """o and the final states (or None) of `functions.chunk_gated_delta_rule`; `tensors` as in `functions._forward`."""
-    plain = not torch.compiler.is_compiling() and torch_ops.is_plain(tensors)
+    plain = not is_dynamo_compiling() and torch_ops.is_plain(tensors)
     if not plain:
         check_tensors(function, NAMES, tensors)
         torch_ops.refuse_tangents(tensors)
-    q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state = tensors
+    q, k, v = tensors[0], tensors[1], tensors[2]
     backend = options.backend
     io = common_io(function, q, k, v, backend)
-    if q.dtype != io or k.dtype != io or v.dtype != io:
-        q, k, v = q.to(io), k.to(io), v.to(io)
-    inputs = (
-        *(q, k, v),
-        narrow(g, backend),
-        narrow(beta, backend),
-        narrow(A_log, backend),
-        narrow(dt_bias, backend),
-        cu_seqlens,
-        narrow(initial_state, backend),
+    if q.dtype is not io or k.dtype is not io or v.dtype is not io:
+        tensors = (q.to(io), k.to(io), v.to(io), *tensors[3:])
+    tensors = narrow(tensors, backend)
+    settings = (modes | options.modes, scale, backend, options.threads, context_split)
+    o, final_state = (
+        torch_kernels.forward_eager(tensors, *settings) if plain else torch_ops.forward(*tensors, *settings)
     )
-    forward_ = torch_kernels.forward_eager if plain else torch_ops.forward
-    o, final_state = forward_(*inputs, modes | options.modes, scale, backend, options.threads, context_split)
     if o.dtype != output_dtype:
         o = o.to(output_dtype)
     return o, final_state if modes & _modes.OUTPUT_FINAL_STATE else None
@@ -107,39 +108,20 @@ _MIXED_NAMES = (*NAMES[:8], *_POOLS, "checkpoints", "checkpoint_list", "out")
 _COMMIT_NAMES = ("state", "state_indices", "intermediate_states", "intermediate_indices", "accepted")
 
 
-def _serving_arguments(
-    function: str,
-    names: tuple[str, ...],
-    inputs: tuple[Any, ...],
-    pools: tuple[Any, ...],
-    out: Any,
-    output_dtype: torch.dtype | None,
-    backend: str,
-) -> tuple[tuple[Any, ...], bool]:
-    """Inputs, pools and the output, in the order of the operators; and whether they are plain tensors."""
-    arguments = (*inputs, *pools, out)
-    plain = not torch.compiler.is_compiling() and torch_ops.is_plain(arguments)
-    if not plain:
-        check_tensors(function, names, arguments)
-        torch_ops.refuse_tangents(arguments)
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments):
-            raise NotImplementedError(
-                f"{function}: an input requires a gradient, and functions on pools of states have none; call it under "
-                "torch.no_grad() or torch.inference_mode(), or use chunk_gated_delta_rule"
-            )
-    q, k, v = inputs[:3]
-    io = common_io(function, q, k, v, backend)
-    if out is None:
-        out = torch_kernels.like(v, io if output_dtype is None else output_dtype)
-    if q.dtype != io or k.dtype != io or v.dtype != io:
-        inputs = (q.to(io), k.to(io), v.to(io), *inputs[3:])
-    return (*inputs, *pools, out), plain
+def _check_serving(function: str, names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
+    """What the operators must not get: other things than tensors, and inputs that want a gradient."""
+    check_tensors(function, names, tensors)
+    torch_ops.refuse_tangents(tensors)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        raise NotImplementedError(
+            f"{function}: an input requires a gradient, and functions on pools of states have none; call it under "
+            "torch.no_grad() or torch.inference_mode(), or use chunk_gated_delta_rule"
+        )
 
 
 def decode(
     function: str,
-    inputs: tuple[Any, ...],
-    pools: tuple[Any, ...],
+    tensors: tuple[Any, ...],
     modes: int,
     scale: float,
     commit_state: bool,
@@ -147,19 +129,27 @@ def decode(
     output_dtype: torch.dtype | None,
     options: PlanOptions,
 ) -> Tensor:
-    """`serving.gated_delta_rule_decode` and `..._verify`."""
-    arguments, plain = _serving_arguments(function, _DECODE_NAMES, inputs, pools, out, output_dtype, options.backend)
-    settings = (commit_state, modes | options.modes, scale, options.backend, options.threads)
-    decode_: Any = torch_kernels.decode if plain else torch.ops.flash_qla.decode
-    decode_(*arguments, *settings)
-    result: Tensor = arguments[-1]
-    return result
+    """`serving.gated_delta_rule_decode` and `..._verify`; `tensors` in the order of the operator."""
+    plain = not is_dynamo_compiling() and torch_ops.is_plain(tensors if out is None else (*tensors, out))
+    if not plain:
+        _check_serving(function, _DECODE_NAMES, (*tensors, out))
+    q, k, v = tensors[0], tensors[1], tensors[2]
+    io = q.dtype
+    if io is not k.dtype or io is not v.dtype or io not in _IO:
+        io = common_io(function, q, k, v, options.backend)
+        tensors = (q.to(io), k.to(io), v.to(io), *tensors[3:])
+    o: Tensor = torch_kernels.like(v, output_dtype or io) if out is None else out
+    modes |= options.modes
+    if plain:
+        torch_kernels.decode_eager(tensors, o, commit_state, modes, scale, options.backend, options.threads)
+    else:
+        torch.ops.flash_qla.decode(*tensors, o, commit_state, modes, scale, options.backend, options.threads)
+    return o
 
 
 def mixed(
     function: str,
-    inputs: tuple[Any, ...],
-    pools: tuple[Any, ...],
+    tensors: tuple[Any, ...],
     modes: int,
     scale: float,
     numbers: tuple[int, int],
@@ -167,26 +157,27 @@ def mixed(
     output_dtype: torch.dtype | None,
     options: PlanOptions,
 ) -> Tensor:
-    """`serving.gated_delta_rule_mixed`."""
-    arguments, plain = _serving_arguments(function, _MIXED_NAMES, inputs, pools, out, output_dtype, options.backend)
-    settings = (
-        modes | options.modes,
-        scale,
-        *numbers,
-        options.backend,
-        options.threads,
-        options.context_split,
-    )
-    mixed_: Any = torch_kernels.mixed if plain else torch.ops.flash_qla.mixed
-    mixed_(*arguments, *settings)
-    result: Tensor = arguments[-1]
-    return result
+    """`serving.gated_delta_rule_mixed`; `tensors` in the order of the operator."""
+    plain = not is_dynamo_compiling() and torch_ops.is_plain(tensors if out is None else (*tensors, out))
+    if not plain:
+        _check_serving(function, _MIXED_NAMES, (*tensors, out))
+    q, k, v = tensors[0], tensors[1], tensors[2]
+    io = common_io(function, q, k, v, options.backend)
+    if q.dtype is not io or k.dtype is not io or v.dtype is not io:
+        tensors = (q.to(io), k.to(io), v.to(io), *tensors[3:])
+    o: Tensor = torch_kernels.like(v, output_dtype or io) if out is None else out
+    settings = (modes | options.modes, scale, *numbers, options.backend, options.threads, options.context_split)
+    if plain:
+        torch_kernels.mixed_eager(tensors, o, *settings)
+    else:
+        torch.ops.flash_qla.mixed(*tensors, o, *settings)
+    return o
 
 
 def commit(function: str, tensors: tuple[Any, ...], modes: int) -> None:
     """`serving.gated_delta_rule_commit`."""
     check_tensors(function, _COMMIT_NAMES, tensors)
-    if torch.compiler.is_compiling() or not torch_ops.is_plain(tensors):
+    if is_dynamo_compiling() or not torch_ops.is_plain(tensors):
         torch.ops.flash_qla.commit(*tensors, modes)
     else:
         torch_kernels.commit(*tensors, modes)  # type: ignore[call-arg]
@@ -210,12 +201,17 @@ def forward_pass(
     else:
         state = initial_state.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     h = None
+    rows = 0
     if modes & _modes.CHECKPOINT_MASK:
         lengths = [q.shape[1]] * q.shape[0] if cu_seqlens is None else cu_seqlens.diff().tolist()
-        h = k.new_empty((sum(-(-length // 64) for length in lengths), *shape[1:]))
-    pools = (state, None, None, None, h, None)
-    o = mixed(function, inputs, pools, modes, scale, (0, 0), None, None, options)
-    return o.to(q.dtype), h if h is None else h.view(q.shape[0], -1, *shape[1:]), state
+        rows = sum(-(-length // 64) for length in lengths)
+        # On a GPU the library does not see the lengths, and wants room for the worst ones.
+        T, N = q.shape[1], len(lengths)
+        room = rows if q.is_cpu or cu_seqlens is None else (T + 63 * min(N, T)) // 64
+        h = k.new_empty((room, *shape[1:]))
+    tensors = (*inputs, state, None, None, None, h, None)
+    o = mixed(function, tensors, modes, scale, (0, 0), None, None, options)
+    return o.to(q.dtype), h if h is None else h[:rows].view(q.shape[0], -1, *shape[1:]), state
 
 
 @torch.no_grad()

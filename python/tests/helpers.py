@@ -123,10 +123,10 @@ def gradients(
     arguments = leaves(arguments, names)
     o, final_state = function(**arguments)
     d_o, d_state = weights(o, final_state)
-    outputs, incoming = [o], [d_o.to(o.dtype)]
+    outputs, incoming = [o], [d_o.to(o)]
     if final_state is not None:
         outputs.append(final_state)
-        incoming.append(d_state.to(final_state.dtype))
+        incoming.append(d_state.to(final_state))
     wanted = {name: x for name, x in arguments.items() if isinstance(x, Tensor) and x.requires_grad}
     found = torch.autograd.grad(outputs, list(wanted.values()), incoming, allow_unused=True)
     return o.detach(), None if final_state is None else final_state.detach(), dict(zip(wanted, found))

@@ -20,6 +20,7 @@ from flash_qla import (
     chunk_gated_delta_rule,
     gated_delta_rule_commit,
     gated_delta_rule_decode,
+    gated_delta_rule_mixed,
     gated_delta_rule_verify,
     testing,
 )
@@ -32,24 +33,29 @@ DTYPES = {
     "i64": torch.int64,
     "u8": torch.bool,
 }
-# Not in these functions: forward passes on pools and with checkpoints (test_mixed.py), lines that must be refused.
+# Not in these functions: forward passes on pools (test_line_on_a_pool) and with checkpoints (test_mixed.py), lines that
+# must be refused.
 ELSEWHERE = {
     "fwd": ("pool", "ckpt", "inplace", "hasinit", "slots", "group=tiled", "gate=vector", "drows", "expect"),
     "bwd": ("group=tiled", "gate=vector", "expect"),
     "dec": ("steps", "gate=vector", "expect", "noh0"),
+    "pool": ("hasinit", "gate=vector", "expect", "noh0", "nofinal"),
 }
+TOKENS = ("q", "k", "v", "g", "beta")
 MOST_WORK = 2e7  # multiplications: what the oracle does in half a second
 
 
 def lines(table: str, pass_name: str, count: int) -> list[str]:
-    """Lines spread over a table."""
+    """Lines spread over a table. "pool": forward passes that update states in place."""
     found = []
+    start = "fwd" if pass_name == "pool" else pass_name
     for line in testing.table(table):
         items = line.split(":", 1)[1].split(",")
         # Twice a beta that is no logit is not a thing here, as in FLA.
         twice = "neg" in items and "beta=logit" not in items
         elsewhere = any(item.startswith(word) for item in items for word in ELSEWHERE[pass_name])
-        if line.startswith(pass_name) and not twice and not elsewhere and work(items) < MOST_WORK:
+        wanted = line.startswith(start) and not twice and not elsewhere and work(items) < MOST_WORK
+        if wanted and (pass_name != "pool" or "inplace" in items or any(item.startswith("pool=") for item in items)):
             found.append(line)
     return found[:: max(1, len(found) // count)]
 
@@ -66,10 +72,10 @@ def work(items: list[str]) -> float:
     return math.prod((sizes["b"], sizes["t"], sizes.get("hv", sizes["hk"]), sizes["k"], sizes.get("v", sizes["k"])))
 
 
-def tensors_of(case: testing.Case, strided: bool) -> dict[str, Tensor]:
+def tensors_of(case: testing.Case, strided: bool, device: str) -> dict[str, Tensor]:
     result = {}
     for name, values in case.inputs.items():
-        x = torch.from_numpy(values).to(DTYPES[case.dtypes[name]])
+        x = torch.from_numpy(values).to(device, DTYPES[case.dtypes[name]])
         if strided and x.dim() > 2:
             x = torch.nn.functional.pad(x, (1, 2))[..., 1 : 1 + x.shape[-1]]
         result[name] = x
@@ -78,6 +84,7 @@ def tensors_of(case: testing.Case, strided: bool) -> dict[str, Tensor]:
 
 def compare(case: testing.Case, name: str, got: Tensor, stored: str) -> None:
     """Each head by the tolerance of the C++ tests."""
+    got = got.cpu()
     axis = 0 if name in ("d_A_log", "d_dt_bias") else head_axis(name, got)
     want = torch.from_numpy(np.array(case.expected[name])).double()
     if stored == "f16":
@@ -112,13 +119,18 @@ SELECTED = [
     *(line for table in ("forward", "edges", "shapes") for line in lines(table, "fwd", 40)),
     *(line for table in ("backward", "edges", "shapes") for line in lines(table, "bwd", 40)),
 ]
+SELECTED_POOL = [line for table in ("edges", "shapes") for line in lines(table, "pool", 40)]
 SELECTED_DECODE = [line for table in ("decode", "edges", "shapes") for line in lines(table, "dec", 80)]
 
 
 @pytest.mark.parametrize("line", SELECTED)
 def test_line(line: str) -> None:
+    check_line(line, "cpu")
+
+
+def check_line(line: str, device: str) -> None:
     case = testing.case(line)
-    tensors = tensors_of(case, "strided" in line)
+    tensors = tensors_of(case, "strided" in line, device)
     arguments: dict[str, Any] = {"g": None, "beta": None, **tensors, **case.keywords(), "options": options_of(line)}
     d_o, d_final_state = arguments.pop("d_o", None), arguments.pop("d_final_state", None)
     if case.pass_name == "forward":
@@ -140,13 +152,54 @@ def test_line(line: str) -> None:
         compare(case, name, gradient, case.dtypes[name[2:]])
 
 
+@pytest.mark.parametrize("line", SELECTED_POOL)
+def test_line_on_a_pool(line: str) -> None:
+    check_line_on_a_pool(line, "cpu")
+
+
+def check_line_on_a_pool(line: str, device: str) -> None:
+    """Fixed sequences are packed ones of one length; `gated_delta_rule_mixed` knows only those."""
+    case = testing.case(line)
+    tensors = tensors_of(case, False, device)
+    torch.testing.assert_close(tensors["final_state"], tensors["initial_state"], rtol=0, atol=0, equal_nan=True)
+    state = tensors.pop("final_state")
+    del tensors["initial_state"]
+    if "strided" in line:
+        tensors.update({name: x for name, x in tensors_of(case, True, device).items() if name in TOKENS})
+    B, T = tensors["q"].shape[:2]
+    if "cu_seqlens" not in tensors:
+        tensors["cu_seqlens"] = torch.arange(0, B * T + 1, T, dtype=torch.int32, device=device)
+        tensors.update({name: x.flatten(0, 1)[None] for name, x in tensors.items() if x.dim() > 2})
+    if "checkpoints" in case.shapes:
+        dtype = DTYPES[case.dtypes["checkpoints"]]
+        tensors["checkpoints"] = torch.full(case.shapes["checkpoints"], float("nan"), dtype=dtype, device=device)
+    o = gated_delta_rule_mixed(
+        **{"g": None, **tensors},
+        **case.keywords(),
+        state=state,
+        checkpoint_every=case.options["checkpoint_every"] or None,
+        decode_rows=case.options["decode_rows"],
+        grouping=case.options["grouping"],
+        pad_slots=case.options["pad_rule"],
+        output_dtype=DTYPES[case.dtypes["o"]],
+        options=options_of(line),
+    )
+    compare(case, "o", o.view(B, T, *o.shape[2:]), case.dtypes["o"])
+    compare(case, "final_state", state, case.dtypes["final_state"])
+    if "checkpoints" in tensors:
+        compare(case, "checkpoints", tensors["checkpoints"], case.dtypes["checkpoints"])
+
+
 @pytest.mark.parametrize("line", SELECTED_DECODE)
 def test_decode_line(line: str) -> None:
+    check_decode_line(line, "cpu")
+
+
+def check_decode_line(line: str, device: str) -> None:
     case = testing.case(line)
-    strided = "strided" in line
-    tensors = tensors_of(case, False)
-    if strided:
-        tensors.update({name: x for name, x in tensors_of(case, True).items() if name in ("q", "k", "v", "g", "beta")})
+    tensors = tensors_of(case, False, device)
+    if "strided" in line:
+        tensors.update({name: x for name, x in tensors_of(case, True, device).items() if name in TOKENS})
     accepted = tensors.pop("accepted", None)
     state, indices = tensors["state"], tensors.get("state_indices")
     keywords = {
@@ -159,7 +212,8 @@ def test_decode_line(line: str) -> None:
     if "intermediate_states" in case.shapes:
         # NOTE: NaN where nothing is written, as in the expectation.
         dtype = DTYPES[case.dtypes["intermediate_states"]]
-        tensors["intermediate_states"] = torch.full(case.shapes["intermediate_states"], float("nan"), dtype=dtype)
+        shape = case.shapes["intermediate_states"]
+        tensors["intermediate_states"] = torch.full(shape, float("nan"), dtype=dtype, device=device)
     plain = "intermediate_states" not in tensors and (indices is None or indices.dim() == 1)
     if plain and case.options["commit_state"]:
         o = gated_delta_rule_decode(**tensors, **keywords)

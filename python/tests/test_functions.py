@@ -138,6 +138,31 @@ def test_the_two_passes(lengths: list[int] | None, state_v_first: bool) -> None:
         torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("lengths", [None, [70, 0, 63]])
+def test_a_gate_that_forgets_everything_between_the_passes(lengths: list[int] | None) -> None:
+    """g = -inf at the start, in the middle and twice in a row: the gates behind it can still be told from gamma."""
+    arguments = draw(T=150, lengths=lengths)
+    arguments["g"][0, [0, 5, 6, 64, 100]] = -torch.inf
+    names = ("q", "k", "v", "g", "beta", "initial_state")
+    for name in names:
+        arguments[name].requires_grad_()
+    o, state = chunk_gated_delta_rule(**arguments)
+    d_o, d_state = torch.randn_like(o), torch.randn_like(state)
+    want = torch.autograd.grad([o, state], [arguments[name] for name in names], [d_o, d_state])
+    q, k, v, g, beta, h0 = (arguments[name] for name in names)
+    cu = arguments.get("cu_seqlens")
+    gamma, A, o2, *_ = flash_qla.chunk_gated_delta_rule_fwd(q, k, v, g, beta, None, h0, cu)
+    assert bool(gamma.isfinite().all())
+    torch.testing.assert_close(o2, o)
+    got = flash_qla.chunk_gated_delta_rule_bwd(q, k, v, gamma, beta, A, d_o, d_state, None, h0, cu)
+    for name, x, wanted in zip(("q", "k", "v", "beta", "g", "h0"), got, (*want[:3], want[4], want[3], want[5])):
+        torch.testing.assert_close(x, wanted, atol=5e-5, rtol=2e-4, msg=name)
+    gamma_numpy, *_ = flash_qla.chunk_gated_delta_rule_fwd(
+        *(x.detach().numpy() for x in (q, k, v, g, beta)), cu_seqlens=None if cu is None else cu.numpy()
+    )
+    torch.testing.assert_close(torch.from_numpy(gamma_numpy), gamma)
+
+
 # ---------------------------------------------------------------------------------------------------- serving
 
 

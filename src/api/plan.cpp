@@ -54,10 +54,10 @@ std::string refusal_of(const Plan::Impl& plan, const Backend& backend, const Pla
     return backend.supports(request).reason;
 }
 
-// Room for every slot that one call may write.
-std::size_t slot_check_count(const Problem& problem, Pass pass) noexcept {
+// Room for every slot that one call may write. Only where the host can read them.
+std::size_t slot_check_count(const Problem& problem, Device device, Pass pass) noexcept {
     const std::int64_t rows = sequence_count(problem);
-    if (pass == Pass::backward) return 0;
+    if (pass == Pass::backward || device.type != DeviceType::cpu) return 0;
     if (pass == Pass::forward) return static_cast<std::size_t>(rows);
     return static_cast<std::size_t>(rows * std::max<std::int64_t>(1, decode_tokens(problem)));
 }
@@ -78,7 +78,7 @@ Status plan_pass(Plan::Impl& plan, Pass pass, const char* function = kName) {
                     say(kName, ": the backend ", backend->name, " made no plan for the ", name_of(pass), " pass")};
         }
         planned.backend = backend;
-        planned.slot_check = {planned.pass->workspace().bytes(), slot_check_count(plan.problem, pass)};
+        planned.slot_check = {planned.pass->workspace().bytes(), slot_check_count(plan.problem, plan.device, pass)};
         const std::size_t end = planned.slot_check.offset + planned.slot_check.count * sizeof(std::int64_t);
         planned.workspace_bytes = (end + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
         return {};

@@ -67,8 +67,9 @@ class Case:
     """"forward", "backward" or "decode"."""
 
     inputs: dict[str, np.ndarray[Any, Any]]
-    """Name -> values, dense: float32 for float tensors (exact for every dtype that they have), int64 for others. A pool
-    of states is here with its start, and in `outputs`."""
+    """Name -> values, dense: float32 for float tensors (exact for every dtype that they have), int64 for others. States
+    that are updated in place, a pool for example, are in `outputs` and here with their start: `state` of a decode case;
+    `final_state` of a forward case, and its copy `initial_state` where sequences start from it."""
 
     dtypes: dict[str, str]
     """Name -> dtype in the call, "f32", "bf16", "i32" ...; outputs too."""
@@ -112,13 +113,13 @@ def case(line: str) -> Case:
     canonical, pass_name, options, tensors = native().case_make(line)
     gate, beta_mode, beta_factor, l2norm, scale, grouping, layout, pad, checkpoints, every, decode_rows, *rest = options
     inputs, dtypes, shapes, outputs = {}, {}, {}, []
-    for name, dtype, shape, is_output, values in tensors:
+    for name, dtype, shape, is_output, has_start, values in tensors:
         name, dtype = str(name), str(dtype)
         dtypes[name] = dtype
         shapes[name] = tuple(int(size) for size in shape)
         if is_output:
             outputs.append(name)
-        if not is_output or name in ("state", "initial_state"):
+        if has_start:
             kind = np.float32 if dtype in ("f32", "f16", "bf16") else np.int64
             inputs[name] = np.frombuffer(bytes(values), kind).reshape(shapes[name]).copy()
     named = {
