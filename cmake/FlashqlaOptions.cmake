@@ -6,6 +6,7 @@ option(FQLA_ENABLE_CUDA "Build the CUDA backend (needs the CUDA toolkit, 12.8 or
 # Machine code for every architecture there is, and PTX of the oldest for those to come.
 set(FQLA_CUDA_ARCHITECTURES "80;86-real;89-real;90a-real;100-real;120-real" CACHE STRING
     "GPU architectures to compile for, as in CMAKE_CUDA_ARCHITECTURES")
+option(FQLA_EMULATE_CUDA "Tests: run the CUDA backend's kernels on an emulated GPU (tests/emulator)" OFF)
 option(FQLA_BUILD_CLI "Build the flashqla command line tool (needs CLI11)" ${PROJECT_IS_TOP_LEVEL})
 option(FQLA_BUILD_TESTS "Build the tests (needs GoogleTest)" ${PROJECT_IS_TOP_LEVEL})
 option(FQLA_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
@@ -40,7 +41,7 @@ if(FQLA_SANITIZE)
     add_link_options(-fsanitize=${FQLA_SANITIZE})
 endif()
 
-if(FQLA_ENABLE_CUDA)
+if(FQLA_ENABLE_CUDA AND NOT FQLA_EMULATE_CUDA)
     set(CMAKE_CUDA_ARCHITECTURES ${FQLA_CUDA_ARCHITECTURES})
     include(CheckLanguage)
     check_language(CUDA)

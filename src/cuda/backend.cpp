@@ -31,17 +31,24 @@ Support supports_device(std::int32_t index) {
 Support supports(const PlanRequest& request) {
     const Problem& p = request.problem;
     if (p.gate == Gate::vector) return {"cuda-sm80 has no gate per key channel (Gate::vector) yet"};
-    if (request.pass == Pass::backward) return {"cuda-sm80 has no backward pass yet"};
     if (p.dim_k > kMaxDimK)
         return {"cuda-sm80 supports dim_k up to " + std::to_string(kMaxDimK) + ", not " + std::to_string(p.dim_k)};
     if (p.dim_v > kMaxDimV)
         return {"cuda-sm80 supports dim_v up to " + std::to_string(kMaxDimV) + ", not " + std::to_string(p.dim_v)};
     if (recurrent_blocks(p) > kMostBlocks)
         return {"cuda-sm80 would need more than 2^31 - 1 blocks for that many sequences and heads"};
-    return supports_device(request.device.index);
+    Support device = supports_device(request.device.index);
+    if (device.ok() && request.pass == Pass::backward) return {why_not_backward(request)};
+    return device;
 }
 
-std::string info() { return "forward, decode and commit; code for " + std::string(architectures()); }
+std::unique_ptr<PassPlan> plan(const PlanRequest& request) {
+    if (request.pass == Pass::backward) return plan_chunked_backward(request);
+    return request.pass == Pass::forward && forward_in_chunks(request) ? plan_chunked_forward(request)
+                                                                       : plan_recurrent(request);
+}
+
+std::string info() { return "forward, backward, decode and commit; code for " + std::string(architectures()); }
 
 std::string list_gpus() {
     const Gpus& found = gpus();
@@ -60,7 +67,7 @@ std::string list_gpus() {
 }  // namespace
 }  // namespace cuda
 
-const Backend kCudaSm80Backend{"cuda-sm80",          DeviceType::cuda, cuda::supports,
-                               cuda::plan_recurrent, cuda::info,       cuda::list_gpus};
+const Backend kCudaSm80Backend{"cuda-sm80", DeviceType::cuda, cuda::supports,
+                               cuda::plan,  cuda::info,       cuda::list_gpus};
 
 }  // namespace flashqla

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <string>
 
+#include "cuda/chunk_setup.hpp"
 #include "cuda/plans.hpp"
 #include "cuda/sm80/commit/params.hpp"
+#include "cuda/sm80/decode/params.hpp"
 #include "cuda/sm80/recurrent/params.hpp"
 
 namespace flashqla::cuda {
@@ -13,8 +15,6 @@ namespace {
 // Elements of o that make a block for zeros worth its start.
 constexpr double kZeroElements = 64 << 10;
 constexpr double kMostZeroBlocks = 512;
-
-std::int64_t sequences_of(const Problem& p) { return p.sequences > 0 ? p.sequences : p.batch; }
 
 std::int32_t tiles_of(const Problem& p) {
     const std::int32_t columns = sm80::recurrent_columns(p.dim_k);
@@ -41,6 +41,7 @@ public:
         commit_blocks_ = rows * commit_parts_;
         width_ = sm80::recurrent_width(p.dim_k);
         columns_ = sm80::recurrent_columns(p.dim_k);
+        one_token_ = request.pass == Pass::decode && sm80::has_decode_kernel(p);
     }
 
     std::string explain() const override {
@@ -48,6 +49,7 @@ public:
                            std::to_string(columns_) + " columns; " + std::to_string(grid_.state_blocks) +
                            " blocks over (sequence, value head, tile), " + std::to_string(grid_.zero_blocks) +
                            " for tokens past the last sequence; one launch";
+        if (one_token_) text += "; the decode kernel instead where columns fill whole strips and rows are aligned";
         if (split_asked_ > 1) {
             text += "; context_split " + std::to_string(split_asked_) + " is not followed: sequences stay in one piece";
         }
@@ -58,6 +60,7 @@ public:
         return sm80::launch_recurrent(call, grid_, device_, stream);
     }
     Status run(const DecodeCall& call, std::byte*, Stream stream) const noexcept override {
+        if (sm80::decode_fits(call)) return sm80::launch_decode(call, device_, stream);
         return sm80::launch_recurrent(call, grid_, device_, stream);
     }
     Status run(const CommitCall& call, std::byte*, Stream stream) const noexcept override {
@@ -70,6 +73,7 @@ private:
     sm80::RecurrentGrid grid_;
     std::uint32_t commit_parts_ = 0, commit_blocks_ = 0;
     int width_ = 0, columns_ = 0;
+    bool one_token_ = false;
 };
 
 }  // namespace

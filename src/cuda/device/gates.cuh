@@ -21,8 +21,23 @@ struct HeadGate {
     // exp(g); 0 for g = -inf.
     __device__ __forceinline__ float decay(const Inputs& in, std::uint32_t g_bits) const {
         if (in.problem.gate == Gate::none) return 1.0f;
+        return expf(log_of(in, g_bits));
+    }
+
+    // g, as a number whose sums can be subtracted from each other.
+    __device__ __forceinline__ float log_decay(const Inputs& in, std::uint32_t g_bits) const {
+        if (in.problem.gate == Gate::none) return 0.0f;
+        const float g = log_of(in, g_bits);
+        return g < kSmallestLogDecay ? kSmallestLogDecay : g;
+    }
+
+private:
+    // Below this a decay is zero in fp32 with room to spare; -inf becomes a number.
+    static constexpr float kSmallestLogDecay = -1.0e4f;
+
+    __device__ __forceinline__ float log_of(const Inputs& in, std::uint32_t g_bits) const {
         const float g = float_of_bits(g_bits, in.g.dtype);
-        return expf(in.problem.gate == Gate::raw ? -rate * softplus(g + bias) : g);
+        return in.problem.gate == Gate::raw ? -rate * softplus(g + bias) : g;
     }
 };
 

@@ -10,6 +10,13 @@
 
 namespace flashqla::cuda {
 
+// x, as something that the compiler cannot know before this point. NOTE: without it offsets that are made of strides are
+// computed before a long loop and kept in registers all through it, dozens of them, and spill.
+__device__ __forceinline__ std::int64_t only_here(std::int64_t x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
+
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }

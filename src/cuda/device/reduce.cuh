@@ -18,21 +18,31 @@ __device__ __forceinline__ T warp_sum(T x) {
     return sum_lanes<1, 32>(x);
 }
 
-// kRows sums over kLanes neighbouring lanes at once; lane i of them gets the sum of row i % kRows. Each exchange halves
-// the rows a lane still works on, so 8 rows over 32 lanes take 9 shuffles and not 40.
-template <int kRows, int kLanes>
-__device__ __forceinline__ float sum_rows(float (&x)[kRows], int lane) {
-    static_assert(kRows <= kLanes && kLanes <= 32);
+// kRows sums over kLanes lanes at once, lanes that lie kStride apart, of which this is number `lane`. Each exchange
+// halves the rows a lane still works on, so 8 rows over 32 lanes take 9 shuffles and not 40. Afterwards x[0] is the sum
+// of row lane % kRows; with more rows than lanes, x[i] is that of row lane * (kRows / kLanes) + i.
+template <int kRows, int kLanes, int kStride = 1>
+__device__ __forceinline__ void share_sums(float (&x)[kRows], int lane) {
+    static_assert(kLanes * kStride <= 32);
+    constexpr int kSplits = kRows < kLanes ? kRows : kLanes;
 #pragma unroll
-    for (int half = kRows / 2; half > 0; half /= 2) {
-        const bool upper = (lane & half) != 0;
+    for (int bit = kSplits / 2, half = kRows / 2; bit > 0; bit /= 2, half /= 2) {
+        const bool upper = (lane & bit) != 0;
 #pragma unroll
         for (int i = 0; i < half; ++i) {
             const float give = upper ? x[i] : x[i + half], keep = upper ? x[i + half] : x[i];
-            x[i] = keep + __shfl_xor_sync(kFullWarp, give, half);
+            x[i] = keep + __shfl_xor_sync(kFullWarp, give, bit * kStride);
         }
     }
-    return sum_lanes<kRows, kLanes>(x[0]);
+    if constexpr (kRows < kLanes) x[0] = sum_lanes<kRows * kStride, kLanes * kStride>(x[0]);
+}
+
+// The same over neighbouring lanes; lane i gets the sum of row i % kRows.
+template <int kRows, int kLanes>
+__device__ __forceinline__ float sum_rows(float (&x)[kRows], int lane) {
+    static_assert(kRows <= kLanes);
+    share_sums<kRows, kLanes>(x, lane);
+    return x[0];
 }
 
 }  // namespace flashqla::cuda

@@ -46,19 +46,31 @@ __device__ __forceinline__ std::int64_t checkpoint_count(const Problem& p, std::
 }
 
 // Walks over the checkpoints of one sequence in the order of their tokens. Every warp walks for itself and all its
-// lanes together.
-class CheckpointCursor {
+// lanes together. Without kListed, Checkpoints::listed counts as none.
+template <bool kListed>
+class BasicCheckpointCursor {
 public:
-    __device__ __forceinline__ CheckpointCursor(const ForwardCall& call, std::int64_t n, std::int64_t length)
+    __device__ __forceinline__ BasicCheckpointCursor(const ForwardCall& call, std::int64_t n, std::int64_t length)
         : call_(call), n_(n), length_(length) {
         const Problem& p = call.problem;
         switch (call.checkpoints ? p.checkpoints : Checkpoints::none) {
             case Checkpoints::none: return;
             case Checkpoints::chunk_starts: next_ = length > 0 ? 0 : -1; break;
             case Checkpoints::every_n: next_ = p.checkpoint_every <= length ? p.checkpoint_every : -1; break;
-            case Checkpoints::listed: next_ = next_listed(-1); return;
+            case Checkpoints::listed:
+                if constexpr (kListed) next_ = next_listed(-1);
+                return;
         }
         if (next_ >= 0) first_row_ = first_row();
+    }
+
+    // Leaves out the checkpoints before a token; not for Checkpoints::listed.
+    __device__ __forceinline__ void skip(std::int64_t token) {
+        if (next_ < 0 || next_ >= token) return;
+        const bool chunks = call_.problem.checkpoints == Checkpoints::chunk_starts;
+        const std::int64_t every = chunks ? kChunk : call_.problem.checkpoint_every;
+        next_ = (token + every - 1) / every * every;
+        if (next_ > (chunks ? length_ - 1 : length_)) next_ = -1;
     }
 
     // How many tokens are done when the next checkpoint is due; -1 = there is none.
@@ -68,10 +80,12 @@ public:
     template <class F>
     __device__ __forceinline__ void visit(F&& store) {
         const Problem& p = call_.problem;
-        if (p.checkpoints == Checkpoints::listed) {
-            each_listed(next_, store);
-            next_ = next_listed(next_);
-            return;
+        if constexpr (kListed) {
+            if (p.checkpoints == Checkpoints::listed) {
+                each_listed(next_, store);
+                next_ = next_listed(next_);
+                return;
+            }
         }
         const bool chunks = p.checkpoints == Checkpoints::chunk_starts;
         const std::int64_t every = chunks ? kChunk : p.checkpoint_every;
@@ -123,5 +137,6 @@ private:
     const ForwardCall& call_;
     std::int64_t n_, length_, first_row_ = 0, next_ = -1;
 };
+using CheckpointCursor = BasicCheckpointCursor<true>;
 
 }  // namespace flashqla::cuda

@@ -11,6 +11,7 @@
 #include "cuda/device/memory.cuh"
 #include "cuda/device/reduce.cuh"
 #include "cuda/device/rows.cuh"
+#include "cuda/device/tail.cuh"
 #include "cuda/sm80/recurrent/config.cuh"
 #include "cuda/sm80/recurrent/tile.cuh"
 
@@ -335,25 +336,14 @@ private:
     std::int64_t k_at_, q_at_, v_at_, o_at_;  // of the token to fetch; o_at_ of the one computed
 };
 
-// Tokens of o past the last sequence; a warp takes a row of V at a time.
-template <class Call>
-__device__ __forceinline__ void zero_tail(const Call& call, std::int64_t block, std::int64_t blocks) {
-    const Problem& p = call.problem;
-    const std::int64_t used = clamped_used_tokens(call), rows = (p.tokens - used) * p.heads_v;
-    const std::int64_t warps = blockDim.x / 32;
-    for (std::int64_t i = block * warps + threadIdx.x / 32; i < rows; i += blocks * warps) {
-        const std::int64_t at = call.o.offset(0, used + i / p.heads_v, i % p.heads_v);
-        for (int v = static_cast<int>(threadIdx.x) % 32; v < p.dim_v; v += 32) {
-            store_element(call.o.data, call.o.dtype, at + v, 0.0f);
-        }
-    }
-}
-
 template <class Config, class Call>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     recurrent_kernel(const __grid_constant__ Call call, const __grid_constant__ RecurrentGrid grid) {
     __shared__ RecurrentShared<Config> shared;
-    if (blockIdx.x >= grid.state_blocks) return zero_tail(call, blockIdx.x - grid.state_blocks, grid.zero_blocks);
+    if (blockIdx.x >= grid.state_blocks) {
+        return zero_tail(call, call.o, call.problem.heads_v, call.problem.dim_v, blockIdx.x - grid.state_blocks,
+                         grid.zero_blocks);
+    }
     const auto heads = static_cast<std::uint32_t>(call.problem.heads_v);
     const std::uint32_t tile = blockIdx.x % grid.tiles, row = blockIdx.x / grid.tiles;
     Recurrence<Config, Call> recurrence(call, shared, row / heads, static_cast<std::int32_t>(row % heads),

@@ -1,0 +1,52 @@
+// Where chunks and segments lie, and what the chunked kernels hand to each other through the workspace.
+//
+// The chunks of all sequences are numbered one after another, whole sequences in order; so are segments, runs of
+// `segment_chunks` chunks that are computed at the same time. Lengths stay on the device: a packed call has two prefix
+// sums, which a kernel of one block writes, and everything else comes from bounds.
+#pragma once
+
+#include <cstdint>
+
+#include "base/call.hpp"
+
+namespace flashqla::cuda {
+
+// How many pieces a length is cut into, the last one shorter.
+FQLA_HOST_DEVICE constexpr std::int64_t pieces(std::int64_t length, std::int64_t piece) noexcept {
+    return (length + piece - 1) / piece;
+}
+
+struct ChunkTable {
+    const std::int32_t* chunks = nullptr;    // [N+1] number of the first chunk of each sequence; null: fixed length
+    const std::int32_t* segments = nullptr;  // [N+1] the same for segments
+    std::int32_t chunk = 64;                 // tokens
+    std::int32_t segment_chunks = 1;         // chunks of a segment, the last one of a sequence may have fewer
+};
+
+// What the prepare kernel hands on: a record for each chunk and value head. Norms and scale are folded in. Rows past
+// the end of the sequence have beta = read = query = 0 and repeat the last running sum. The triangles have the layout
+// of SharedTriangle; a kernel copies the first bytes of a record, up to what it needs, as they are.
+template <class Element, int kParts, int kChunk>
+struct alignas(16) PreparedChunk {
+    static constexpr int kTriangle = (kChunk / 16) * (kChunk / 16 + 1) / 2 * 256;  // elements of a part
+
+    float beta[kChunk];
+    float read[kChunk];      // beta_i e_i n_k,i: beta_i v_i - read_i (k_i S) is the residual that T multiplies
+    float query[kChunk];     // scale e_i n_q,i: of q_i S
+    float keep[kChunk];      // r_i n_k,i: of k_i x_i^T in the state that leaves
+    float total, unused[3];  // exp(gamma_C)
+    // T = (I + L)^-1, in two parts whatever the operands have: it takes differences of residuals that may be nearly
+    // equal.
+    Element inverse[2 * kTriangle];
+    Element attention[kParts * kTriangle];  // P = tril(Gamma o Q^ K^^T)
+    float high[kChunk], low[kChunk];        // running sum of g, an unevaluated sum of two floats
+    float norm_k[kChunk], norm_q[kChunk];   // n_k,i and scale n_q,i
+};
+
+// V of a block of the state kernels, and V padded to whole blocks.
+inline constexpr int kChunkColumns = 64;
+FQLA_HOST_DEVICE constexpr int padded_columns(std::int32_t dim_v) noexcept {
+    return (dim_v + kChunkColumns - 1) / kChunkColumns * kChunkColumns;
+}
+
+}  // namespace flashqla::cuda

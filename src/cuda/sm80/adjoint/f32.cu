@@ -1,0 +1,9 @@
+#include "cuda/sm80/adjoint/launch.cuh"
+
+namespace flashqla::cuda::sm80 {
+
+Status launch_adjoints_f32(const LaunchSite& site, const AdjointParams& params) noexcept {
+    return launch_adjoints_of<F32Operand>(site, params);
+}
+
+}  // namespace flashqla::cuda::sm80

@@ -1,0 +1,32 @@
+// The gradient of the state on its way back through the chunks of each sequence.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/call.hpp"
+#include "cuda/chunks.hpp"
+#include "cuda/sm80/carry/params.hpp"
+
+namespace flashqla::cuda::sm80 {
+
+struct AdjointParams {
+    BackwardCall call;
+    ChunkTable table;
+    const void* prepared = nullptr;  // PreparedChunk [chunks][Hv]
+    // In the operands' type and 8x8 blocks (BlockedTile), V and K padded, zeros in the padding.
+    void* adjoints = nullptr;   // D^T of the state that leaves each chunk [chunks][Hv][parts][V][K]
+    void* residuals = nullptr;  // W'^T [chunks][Hv][parts][V][chunk]
+    SegmentAdjoints segments;   // with a split; the ends are read unless `only_starts`
+    bool only_starts = false;   // only D* of every segment but the first, from a zero end; no outputs
+    std::uint32_t tiles = 1;    // of V
+    std::uint32_t blocks = 0;   // a segment, a value head and a tile each
+    std::int32_t stages = 1;    // chunks in shared memory at a time
+};
+
+// Shared memory of a block with that many stages.
+std::size_t adjoint_shared_bytes(const Problem& problem, int stages) noexcept;
+
+Status launch_adjoints(const char* function, const AdjointParams& params, int device, Stream stream) noexcept;
+
+}  // namespace flashqla::cuda::sm80

@@ -1,0 +1,9 @@
+#include "cuda/sm80/chunk/launch.cuh"
+
+namespace flashqla::cuda::sm80 {
+
+Status launch_chunks_bf16(const LaunchSite& site, const ChunkParams& params) noexcept {
+    return launch_chunks_of<Bf16Operand>(site, params);
+}
+
+}  // namespace flashqla::cuda::sm80

@@ -1,0 +1,20 @@
+// The prefix sums of chunks and segments over the sequences of a packed call.
+#pragma once
+
+#include <cstdint>
+
+#include "base/call.hpp"
+
+namespace flashqla::cuda::sm80 {
+
+struct TableParams {
+    Inputs in;
+    std::int32_t chunk = 64;           // tokens
+    std::int32_t segment_chunks = 1;   // of a segment
+    std::int32_t* chunks = nullptr;    // [N+1]
+    std::int32_t* segments = nullptr;  // [N+1]
+};
+
+Status launch_table(const char* function, const TableParams& params, int device, Stream stream) noexcept;
+
+}  // namespace flashqla::cuda::sm80
