@@ -50,8 +50,8 @@ ChunkTable ChunkSetup::table(std::byte* workspace) const noexcept {
 
 Status ChunkSetup::prepare(const char* function, const Inputs& in, std::byte* workspace, Stream stream) const noexcept {
     if (packed_) {
-        const sm80::TableParams params{in, chunk_, segment_chunks_, chunk_table_.in(workspace),
-                                       segment_table_.in(workspace)};
+        const sm80::TableParams params{
+            in, chunk_, segment_chunks_, chunk_table_.in(workspace), segment_table_.in(workspace), chunks_, segments_};
         if (Status status = sm80::launch_table(function, params, device_, stream); !status.ok()) return status;
     }
     sm80::PrepareParams params{in, table(workspace), prepared(workspace), share_};

@@ -21,6 +21,10 @@ extern std::byte* const shared_memory;                  // kSharedBytes, 128-byt
 // ends the process with a sentence: these are faults of a kernel, and there is nobody to return them to.
 void run_grid(unsigned blocks, unsigned threads, std::size_t shared_bytes, const std::function<void()>& kernel);
 
+// Runs a grid now, or when the graph that is being recorded by this thread is launched. The kernel has to hold its
+// arguments by value.
+void submit(unsigned blocks, unsigned threads, std::size_t shared_bytes, std::function<void()> kernel);
+
 [[noreturn]] void fail(const char* sentence);
 
 // What a lane brings to a meeting of its warp, and what it takes away.

@@ -80,7 +80,9 @@ __device__ __forceinline__ Segment segment_of(const Inputs& in, const ChunkTable
     segment.first_chunk = first + skipped;
     segment.first_token = skipped * table.chunk;
     segment.last = total - skipped <= table.segment_chunks;
-    segment.chunks = static_cast<std::int32_t>(segment.last ? total - skipped : table.segment_chunks);
+    // Malformed offsets may promise a sequence more segments than it has chunks for.
+    segment.chunks =
+        static_cast<std::int32_t>(segment.last ? (total > skipped ? total - skipped : 0) : table.segment_chunks);
     return segment;
 }
 

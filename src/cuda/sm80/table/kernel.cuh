@@ -10,6 +10,13 @@ namespace flashqla::cuda::sm80 {
 
 inline constexpr int kTableThreads = 256;
 
+// NOTE: offsets that decrease make sequences overlap, and then there can be more chunks than tokens allow. Those beyond
+// the bound are left out: they have no place in the workspace.
+__device__ __forceinline__ void store_sums(const TableParams& params, std::int64_t n, std::int64_t both, int shift) {
+    params.chunks[n] = static_cast<std::int32_t>(clamp(both & 0xffffffff, 0, params.most_chunks));
+    params.segments[n] = static_cast<std::int32_t>(clamp(both >> shift, 0, params.most_segments));
+}
+
 __global__ void __launch_bounds__(kTableThreads) table_kernel(const __grid_constant__ TableParams params) {
     using Scan = cub::BlockScan<std::int64_t, kTableThreads>;
     __shared__ typename Scan::TempStorage scratch;
@@ -25,17 +32,11 @@ __global__ void __launch_bounds__(kTableThreads) table_kernel(const __grid_const
         }
         Scan(scratch).ExclusiveSum(both, sum, total);
         sum += before;
-        if (n < params.in.count) {
-            params.chunks[n] = static_cast<std::int32_t>(sum & 0xffffffff);
-            params.segments[n] = static_cast<std::int32_t>(sum >> kShift);
-        }
+        if (n < params.in.count) store_sums(params, n, sum, kShift);
         before += total;
         __syncthreads();
     }
-    if (threadIdx.x == 0) {
-        params.chunks[params.in.count] = static_cast<std::int32_t>(before & 0xffffffff);
-        params.segments[params.in.count] = static_cast<std::int32_t>(before >> kShift);
-    }
+    if (threadIdx.x == 0) store_sums(params, params.in.count, before, kShift);
 }
 
 }  // namespace flashqla::cuda::sm80

@@ -9,10 +9,11 @@ namespace flashqla::cuda::sm80 {
 
 struct TableParams {
     Inputs in;
-    std::int32_t chunk = 64;           // tokens
-    std::int32_t segment_chunks = 1;   // of a segment
-    std::int32_t* chunks = nullptr;    // [N+1]
-    std::int32_t* segments = nullptr;  // [N+1]
+    std::int32_t chunk = 64;                          // tokens
+    std::int32_t segment_chunks = 1;                  // of a segment
+    std::int32_t* chunks = nullptr;                   // [N+1]
+    std::int32_t* segments = nullptr;                 // [N+1]
+    std::int64_t most_chunks = 0, most_segments = 0;  // what the workspace and the grids are made for
 };
 
 Status launch_table(const char* function, const TableParams& params, int device, Stream stream) noexcept;

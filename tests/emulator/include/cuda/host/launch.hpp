@@ -1,8 +1,9 @@
-// In the place of src/cuda/host/launch.hpp: the kernel has run when launch() returns.
+// In the place of src/cuda/host/launch.hpp: the kernel has run when launch() returns, or is part of a graph.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 #include <type_traits>
 
 #include "block.hpp"
@@ -27,7 +28,9 @@ template <class... Params>
 Status launch(const LaunchSite&, LaunchShape shape, void (*kernel)(Params...),
               const std::type_identity_t<Params>&... params) noexcept {
     if (shape.blocks > 0) {
-        emulator::run_grid(shape.blocks, shape.threads, shape.shared_bytes, [&] { kernel(params...); });
+        emulator::submit(
+            shape.blocks, shape.threads, shape.shared_bytes,
+            [kernel, copies = std::tuple<std::remove_cvref_t<Params>...>(params...)] { std::apply(kernel, copies); });
     }
     return {};
 }
