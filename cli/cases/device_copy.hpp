@@ -1,4 +1,5 @@
-// The tensors of an instance once more, in a GPU's own memory: for timing, where nothing may move over the bus.
+// The tensors of a case in a GPU's own memory: for timing, where nothing may move over the bus, and for tests that need
+// allocations of exactly the tensors' sizes.
 #pragma once
 
 #include <memory>
@@ -10,10 +11,24 @@ namespace flashqla::cases {
 
 struct DeviceCopy {
     Instance instance;  // its arguments lie on the GPU, its `tensors` are still those of the host
-    std::vector<std::shared_ptr<std::byte>> memory;
+    std::vector<std::shared_ptr<std::byte>> memory;  // one allocation for each tensor's storage
+    std::vector<std::size_t> bytes;                  // of each
 };
 
-// `from` lies in host memory.
-Result<DeviceCopy> copy_to_gpu(const Instance& from, Device device);
+// Makes copies of the case's tensors on its device. Of a long case only the first token rows are drawn, and repeated on
+// the GPU: drawing every number would take a thousand times as long as the kernel that is timed.
+class GpuTensors {
+public:
+    explicit GpuTensors(const Case& c);
+
+    Result<DeviceCopy> copy() const;
+    const Instance& instance() const noexcept { return host_; }  // its views have the case's shapes
+    std::int64_t bytes() const;                                  // of one copy
+
+private:
+    Device device_;
+    bool repeated_;  // the host has the first rows only
+    Instance host_;
+};
 
 }  // namespace flashqla::cases

@@ -110,19 +110,28 @@ Result<double> Recording::seconds(int times) const {
     return double{ms} * 1e-3 / times;
 }
 
-std::shared_ptr<std::byte> copy_to_gpu(Device device, const void* from, std::size_t bytes, Status& status) {
+std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes, Status& status) {
     Steps steps;
     void* p = nullptr;
     steps.add("cudaSetDevice", cudaSetDevice(device.index));
     steps.add("cudaMalloc", cudaMalloc(&p, std::max<std::size_t>(bytes, 1)));
-    if (!steps.status().ok()) {
-        status = steps.status();
-        return nullptr;
-    }
-    std::shared_ptr<std::byte> memory(static_cast<std::byte*>(p), [](std::byte* q) { (void)cudaFree(q); });
-    steps.add("cudaMemcpy", cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice));
     status = steps.status();
-    return status.ok() ? memory : nullptr;
+    if (!status.ok()) return nullptr;
+    return {static_cast<std::byte*>(p), [](std::byte* q) { (void)cudaFree(q); }};
+}
+
+Status repeat_on_gpu(std::byte* to, std::size_t bytes, const void* block, std::size_t block_bytes) {
+    Steps steps;
+    std::size_t done = std::min(bytes, block_bytes);
+    steps.add("cudaMemcpy", cudaMemcpy(to, block, done, cudaMemcpyHostToDevice));
+    while (done > 0 && done < bytes && steps.status().ok()) {
+        const std::size_t next = std::min(done, bytes - done);
+        steps.add("cudaMemcpy", cudaMemcpy(to + done, to, next, cudaMemcpyDeviceToDevice));
+        done += next;
+    }
+    // The copies may still be under way, and no other stream waits for them.
+    steps.add("cudaDeviceSynchronize", cudaDeviceSynchronize());
+    return steps.status();
 }
 
 #else
@@ -134,10 +143,11 @@ Result<Recording> Recording::make(Device, const std::function<Status(Stream)>&) 
 }
 Result<double> Recording::seconds(int) const { return Status(Code::unsupported, kNoCuda); }
 
-std::shared_ptr<std::byte> copy_to_gpu(Device, const void*, std::size_t, Status& status) {
+std::shared_ptr<std::byte> allocate_on_gpu(Device, std::size_t, Status& status) {
     status = {Code::unsupported, kNoCuda};
     return nullptr;
 }
+Status repeat_on_gpu(std::byte*, std::size_t, const void*, std::size_t) { return {Code::unsupported, kNoCuda}; }
 
 #endif
 

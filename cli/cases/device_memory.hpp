@@ -21,8 +21,13 @@ std::shared_ptr<std::byte> allocate_shared(Device device, std::size_t bytes);
 // Waits for everything that runs on the device and reports what went wrong there.
 Status finish(Device device);
 
-// A copy of host memory in the GPU's own, 256-byte aligned as its allocator gives it. Null: `status` says why.
-std::shared_ptr<std::byte> copy_to_gpu(Device device, const void* from, std::size_t bytes, Status& status);
+// Memory of the GPU's own, 256-byte aligned as its allocator gives it, with whatever lies there. Null: `status` says
+// why.
+std::shared_ptr<std::byte> allocate_on_gpu(Device device, std::size_t bytes, Status& status);
+
+// Fills the GPU's memory with a block of the host's, again and again; the last time perhaps with a part of it. Returns
+// when it is there.
+Status repeat_on_gpu(std::byte* to, std::size_t bytes, const void* block, std::size_t block_bytes);
 
 // Work that was recorded once, as a CUDA graph, and can be run again and again without the host's part in it.
 class Recording {
