@@ -67,7 +67,6 @@ std::string list_gpus() {
 }  // namespace
 }  // namespace cuda
 
-const Backend kCudaSm80Backend{"cuda-sm80", DeviceType::cuda, cuda::supports,
-                               cuda::plan,  cuda::info,       cuda::list_gpus};
+const Backend kCudaSm80Backend{"cuda-sm80", DeviceType::cuda, cuda::supports, cuda::plan, cuda::info, cuda::list_gpus};
 
 }  // namespace flashqla

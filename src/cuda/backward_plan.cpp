@@ -77,7 +77,8 @@ public:
         blocks_ = static_cast<std::uint32_t>(setup_.segments() * p.heads_v) * tiles_;
         const bool alone = blocks_ <= static_cast<std::uint32_t>(gpu.multiprocessors);
         if (alone && sm80::chunk_shared_bytes(p, 64, 2) <= shared) history_stages_ = 2;
-        if (alone && sm80::adjoint_shared_bytes(p, 2) <= shared) adjoint_stages_ = 2;
+        if (alone && sm80::can_split_keys(p) && sm80::adjoint_shared_bytes(p, 2, 1) <= shared) adjoint_split_ = 2;
+        if (alone && sm80::adjoint_shared_bytes(p, adjoint_split_, 2) <= shared) adjoint_stages_ = 2;
         columns_ = sm80::gradient_columns(p, gpu.shared_bytes);
         if (sm80::gradient_shared_bytes(p, columns_, 2) <= shared) gradient_stages_ = 2;
 
@@ -117,9 +118,10 @@ public:
                            std::to_string(setup_.chunks()) + " of them; states and adjoints kept for each chunk by " +
                            std::to_string(blocks_) + " blocks over (sequence, value head, " +
                            std::to_string(kChunkColumns) + " columns of V), " + std::to_string(history_stages_) +
-                           " and " + std::to_string(adjoint_stages_) +
-                           " chunk(s) in shared memory; gradients of all chunks at once, " + std::to_string(columns_) +
-                           " columns of V at a time, " + std::to_string(gradient_stages_) +
+                           " and " + std::to_string(adjoint_stages_) + " chunk(s) in shared memory, " +
+                           std::to_string(adjoint_split_) +
+                           " warp(s) over K on the way back; gradients of all chunks at once, " +
+                           std::to_string(columns_) + " columns of V at a time, " + std::to_string(gradient_stages_) +
                            " such tile(s) in shared "
                            "memory; ";
         if (setup_.split()) {
@@ -215,6 +217,7 @@ private:
         params.tiles = tiles_;
         params.blocks = blocks_;
         params.stages = adjoint_stages_;
+        params.split = adjoint_split_;
         if (setup_.split()) {
             params.segments = segments(workspace);
             params.only_starts = true;
@@ -230,7 +233,7 @@ private:
     std::int32_t device_;
     ChunkSetup setup_;
     std::uint32_t tiles_ = 1, end_tiles_ = 1, blocks_ = 0, zero_blocks_ = 0;
-    std::int32_t history_stages_ = 1, adjoint_stages_ = 1, gradient_stages_ = 1, columns_ = 64;
+    std::int32_t history_stages_ = 1, adjoint_stages_ = 1, adjoint_split_ = 1, gradient_stages_ = 1, columns_ = 64;
     Booking<std::uint16_t> history_, adjoints_, deltas_, residuals_;
     Booking<sm80::TokenGradient> tokens_;
     Booking<double> d_A_log_, d_dt_bias_;
@@ -247,7 +250,7 @@ std::string why_not_backward(const PlanRequest& request) {
         (chunks * (p.sequences > 0 ? 1.0 : n) + n) * p.heads_v * (tiles_of(p.dim_v) + tiles_of(p.dim_k)) > kMostBlocks)
         return "cuda-sm80 would need more than 2^31 - 1 blocks for the backward pass of that many tokens and heads";
     const int shared = gpu_of(request.device.index).shared_bytes;
-    const auto least = std::max(sm80::adjoint_shared_bytes(p, 1), sm80::chunk_shared_bytes(p, kChunkColumns, 1));
+    const auto least = std::max(sm80::adjoint_shared_bytes(p, 1, 1), sm80::chunk_shared_bytes(p, kChunkColumns, 1));
     if (sm80::gradient_columns(p, shared) == 0 || least > static_cast<std::size_t>(shared))
         return "cuda-sm80 needs more shared memory for the backward pass of this type and dim_k " +
                std::to_string(p.dim_k) + " than a block has on cuda:" + std::to_string(request.device.index) + " (" +

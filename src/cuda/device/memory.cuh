@@ -10,8 +10,8 @@
 
 namespace flashqla::cuda {
 
-// x, as something that the compiler cannot know before this point. NOTE: without it offsets that are made of strides are
-// computed before a long loop and kept in registers all through it, dozens of them, and spill.
+// x, as something that the compiler cannot know before this point. NOTE: without it offsets that are made of strides
+// are computed before a long loop and kept in registers all through it, dozens of them, and spill.
 __device__ __forceinline__ std::int64_t only_here(std::int64_t x) {
     asm volatile("" : "+l"(x));
     return x;

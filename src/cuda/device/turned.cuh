@@ -30,9 +30,9 @@ __device__ __noinline__ void store_turned_by_element(const TokenRef& to, std::in
 
 // x^T to rows of `to`: `tokens` of them, `columns` elements each, from element `at` on. 16-bit rows are turned in
 // shared memory, in columns v.. of a tile that nobody else reads any more, and leave in stores of 16 bytes.
-template <class Op, int kBlocks, int kColumns>
+template <class Op, int kBlocks, int kRows, int kColumns>
 __device__ __forceinline__ void store_turned(const TokenRef& to, std::int64_t at, int tokens, int columns,
-                                             SharedTile<Op, 16 * kBlocks, kColumns>& place, int v,
+                                             SharedTile<Op, kRows, kColumns>& place, int first, int v,
                                              const TurnedRows<kBlocks>& x) {
     if constexpr (Op::kParts == 1) {
         using Element = typename Op::Element;
@@ -48,13 +48,13 @@ __device__ __forceinline__ void store_turned(const TokenRef& to, std::int64_t at
                 for (int half = 0; half < 2; ++half) {
                     Pair<Op> pair = Pair<Op>::of(x[n][2 * half], x[n][2 * half + 1]);
                     pair.part[0] = transpose_8x8(pair.part[0]);
-                    place.set(8 * n + lane / 4, v + 8 * half + column, pair);
+                    place.set(first + 8 * n + lane / 4, v + 8 * half + column, pair);
                 }
             __syncwarp();
 #pragma unroll
             for (int i = 0; i < kBlocks; ++i) {
                 const int row = 16 * i + lane / 2, skip = lane % 2 * 8;
-                const uint4 eight = *reinterpret_cast<const uint4*>(place.x + row * place.kStride + v + skip);
+                const uint4 eight = *reinterpret_cast<const uint4*>(place.x + (first + row) * place.kStride + v + skip);
                 if (row < tokens) *reinterpret_cast<uint4*>(data + row * stride + skip) = eight;
             }
             return;

@@ -24,6 +24,7 @@ class AdjointWalk {
     using Element = typename Op::Element;
     using Stage = AdjointStage<Config>;
     static constexpr int kChunk = Config::kChunk, kBlocks = Config::kBlocks, kK = Config::kK;
+    static constexpr int kSplit = Config::kSplit, kKeys = Config::kKeys;
 
 public:
     __device__ __forceinline__ AdjointWalk(const AdjointParams& params, Stage* stages, const Segment& segment,
@@ -37,6 +38,7 @@ public:
           head_(head),
           key_head_(params.call.key_head(head)),
           v0_(tile * Config::kColumns),
+          state_v0_(v0_ - part() * Config::kColumns),
           span_(clamped_span(params.call, segment.n)) {}
 
     __device__ __forceinline__ void run() {
@@ -46,9 +48,9 @@ public:
 #pragma unroll 1
         for (std::int32_t c = segment_.chunks - 1; c >= 0 && c >= segment_.chunks - stages; --c) load(c);
         if (!segment_.last && !params_.only_starts) {
-            adjoint_.load_rows(params_.segments.ends + segment_state_, v0_, p_.dim_v, p_.dim_k);
+            adjoint_.load_rows(params_.segments.ends + segment_state_, state_v0_, p_.dim_v, p_.dim_k, first_key());
         } else if (segment_.last && call_.d_final_state) {
-            adjoint_.load(call_.d_final_state, p_, segment_.n, head_, v0_);
+            adjoint_.load(call_.d_final_state, p_, segment_.n, head_, state_v0_, first_key());
         } else {
             adjoint_.zero();
         }
@@ -65,15 +67,19 @@ public:
             if (c >= stages) load(c - stages);
         }
         if (params_.only_starts) {
-            adjoint_.store_rows(params_.segments.starts + segment_state_, v0_, p_.dim_v, p_.dim_k);
+            adjoint_.store_rows(params_.segments.starts + segment_state_, state_v0_, p_.dim_v, p_.dim_k, first_key());
         } else if (segment_.index == 0 && call_.d_initial_state) {
-            adjoint_.store(call_.d_initial_state, p_, segment_.n, head_, v0_);
+            adjoint_.store(call_.d_initial_state, p_, segment_.n, head_, state_v0_, first_key());
         }
     }
 
 private:
     static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
     static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+    // The warp's keys and its columns of V within the block.
+    static __device__ __forceinline__ int part() { return kSplit > 1 ? warp() / Config::kLines : 0; }
+    static __device__ __forceinline__ int first_key() { return part() * kKeys; }
+    static __device__ __forceinline__ int first_column() { return 16 * (warp() % Config::kLines); }
     // The lane's columns of an accumulator: this one and the next of each 8.
     static __device__ __forceinline__ int column() { return 2 * (lane() % 4); }
 
@@ -108,33 +114,45 @@ private:
     }
 
     __device__ __forceinline__ void step(std::int32_t c, Stage& s) {
-        const int padded = padded_columns(p_.dim_v), v = 16 * warp();
+        const int padded = padded_columns(p_.dim_v), v = first_column();
         const bool keep = !params_.only_starts;
         if (keep) {
-            adjoint_.template store_operands<Op>(
-                static_cast<Element*>(params_.adjoints) + number(c) * Op::kParts * padded * kK, v0_, padded);
+            const BlockedRows<Op, kK> lines(
+                static_cast<Element*>(params_.adjoints) + number(c) * Op::kParts * padded * kK, v0_ + v,
+                std::int64_t(padded) * kK);
+#pragma unroll
+            for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    lines.set(half, first_key() / 8 + n,
+                              Pair<Op>::of(adjoint_.s[n][2 * half], adjoint_.s[n][2 * half + 1]));
+                }
         }
 
         // The system of the deltas takes from D what lies along the keys, which leaves a difference: D takes part with
         // what its rounding takes away.
         float y[2 * kBlocks][4] = {};
 #pragma unroll
-        for (int k = 0; k < kK / 16; ++k) {
+        for (int k = 0; k < kKeys / 16; ++k) {
             const Fragment<Op> adjoint = adjoint_.template operand<Op>(k);
             const Fragment<Op> rest = rest_of(adjoint_.s[2 * k], adjoint_.s[2 * k + 1], adjoint);
 #pragma unroll
             for (int b = 0; b < kBlocks; ++b) {
-                const Fragment<Op> keys = s.k.b_transposed(16 * b, 16 * k);
+                const Fragment<Op> keys = s.k.b_transposed(16 * b, first_key() + 16 * k);
                 multiply(y[2 * b], y[2 * b + 1], adjoint, keys);
                 if constexpr (Op::kParts == 1) multiply(y[2 * b], y[2 * b + 1], rest, keys);
             }
         }
 
-        // X'^T, 16 tokens a fragment: what outputs of this token and later ones read is added to what the state kept.
         Fragment<Op> d_o[kBlocks];
 #pragma unroll
+        for (int b = 0; b < kBlocks; ++b) d_o[b] = s.d_o.a_transposed(16 * b, v);
+        if constexpr (kSplit > 1) add_other_keys(y);
+
+            // X'^T, 16 tokens a fragment: what outputs of this token and later ones read is added to what the state
+            // kept.
+#pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-            d_o[b] = s.d_o.a_transposed(16 * b, v);
             scale_columns(y[2 * b], s.prepared.keep, 16 * b);
             scale_columns(y[2 * b + 1], s.prepared.keep, 16 * b + 8);
         }
@@ -161,7 +179,7 @@ private:
         for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
             for (int n = 2 * b; n < 2 * b + 2; ++n) {
-                if (keep) {
+                if (keep && b * kSplit / kBlocks == part()) {
                     residuals.set(0, n, Pair<Op>::of(w[n][0], w[n][1]));
                     residuals.set(1, n, Pair<Op>::of(w[n][2], w[n][3]));
                 }
@@ -175,23 +193,55 @@ private:
             read[b] = Fragment<Op>::of(w[2 * b], w[2 * b + 1]);
         }
         if (keep && call_.d_v) {
-            const std::int64_t at = call_.d_v.offset(span_.batch, token(c), head_) + v0_ + v;
-            store_turned<Op, kBlocks>(call_.d_v, at, tokens_of(c), p_.dim_v - v0_ - v, s.d_o, v, y);
+#pragma unroll
+            for (int share = 0; share < kSplit; ++share) {
+                if (share == part()) store_values<kBlocks / kSplit>(c, s, share, y);
+            }
         }
 
         adjoint_.scale(s.prepared.total[0]);
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-            for (int k = 0; k < kK / 16; ++k) {
-                multiply(adjoint_.s[2 * k], adjoint_.s[2 * k + 1], read[b], s.k.b(16 * b, 16 * k));
+            for (int k = 0; k < kKeys / 16; ++k) {
+                multiply(adjoint_.s[2 * k], adjoint_.s[2 * k + 1], read[b], s.k.b(16 * b, first_key() + 16 * k));
             }
             const Fragment<Op> out = scaled(d_o[b], s.prepared.query, 16 * b);
 #pragma unroll
-            for (int k = 0; k < kK / 16; ++k) {
-                multiply(adjoint_.s[2 * k], adjoint_.s[2 * k + 1], out, s.q.b(16 * b, 16 * k));
+            for (int k = 0; k < kKeys / 16; ++k) {
+                multiply(adjoint_.s[2 * k], adjoint_.s[2 * k + 1], out, s.q.b(16 * b, first_key() + 16 * k));
             }
         }
+    }
+
+    // D^T K^T over all keys, in each of the two warps.
+    __device__ __forceinline__ void add_other_keys(float (&y)[2 * kBlocks][4]) const {
+        auto& exchange = *reinterpret_cast<AdjointExchange<Config>*>(stages_ + params_.stages);
+#pragma unroll
+        for (int n = 0; n < 2 * kBlocks; ++n) {
+            exchange.sums[warp()][n][lane()] = {y[n][0], y[n][1], y[n][2], y[n][3]};
+        }
+        __syncthreads();
+        const int other = (warp() + Config::kLines) % Config::kWarps;
+#pragma unroll
+        for (int n = 0; n < 2 * kBlocks; ++n) {
+            const float4 four = exchange.sums[other][n][lane()];
+            y[n][0] += four.x, y[n][1] += four.y, y[n][2] += four.z, y[n][3] += four.w;
+        }
+    }
+
+    // The share of d_v that this warp of the two writes.
+    template <int kShare>
+    __device__ __forceinline__ void store_values(std::int32_t c, Stage& s, int share,
+                                                 const float (&all)[2 * kBlocks][4]) const {
+        const int first = 16 * kShare * share, v = first_column();
+        TurnedRows<kShare> x;
+#pragma unroll
+        for (int n = 0; n < 2 * kShare; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) x[n][e] = all[2 * kShare * share + n][e];
+        const std::int64_t at = call_.d_v.offset(span_.batch, token(c) + first, head_) + v0_ + v;
+        store_turned<Op, kShare>(call_.d_v, at, tokens_of(c) - first, p_.dim_v - v0_ - v, s.d_o, first, v, x);
     }
 
     static __device__ __forceinline__ float2 pair_of(const float* x, int i) {
@@ -236,8 +286,9 @@ private:
     const std::int64_t segment_state_;  // first element of its states
     const std::int32_t head_, key_head_;
     const int v0_;
+    const int state_v0_;  // so that rows of warps of the second part count from v0 as well
     const Span span_;
-    StateRows<kK> adjoint_;
+    StateRows<kKeys> adjoint_;
 };
 
 template <class Config>

@@ -6,11 +6,18 @@
 
 namespace flashqla::cuda::sm80 {
 
+template <class Config>
+Status launch_adjoints_config(const LaunchSite& site, const AdjointParams& params) noexcept {
+    const LaunchShape shape{params.blocks, Config::kThreads, AdjointShared<Config>::bytes(params.stages)};
+    return launch(site, shape, &adjoint_kernel<Config>, params);
+}
+
 template <class Op, int kK>
 Status launch_adjoints_width(const LaunchSite& site, const AdjointParams& params) noexcept {
-    using Config = AdjointConfig<Op, kK>;
-    const LaunchShape shape{params.blocks, Config::kThreads, params.stages * sizeof(AdjointStage<Config>)};
-    return launch(site, shape, &adjoint_kernel<Config>, params);
+    if constexpr (Op::kParts == 1 && kK == 128) {
+        if (params.split == 2) return launch_adjoints_config<AdjointConfig<Op, kK, 2>>(site, params);
+    }
+    return launch_adjoints_config<AdjointConfig<Op, kK, 1>>(site, params);
 }
 
 template <class Op>

@@ -7,6 +7,7 @@
 #include "base/call.hpp"
 #include "cuda/chunks.hpp"
 #include "cuda/sm80/carry/params.hpp"
+#include "cuda/sm80/prepare/params.hpp"
 
 namespace flashqla::cuda::sm80 {
 
@@ -22,10 +23,14 @@ struct AdjointParams {
     std::uint32_t tiles = 1;    // of V
     std::uint32_t blocks = 0;   // a segment, a value head and a tile each
     std::int32_t stages = 1;    // chunks in shared memory at a time
+    std::int32_t split = 1;     // parts of K, a warp each, that share 16 columns of V
 };
 
+// Whether there is a kernel that splits K in two.
+constexpr bool can_split_keys(const Problem& p) noexcept { return p.io != DType::f32 && chunk_width(p.dim_k) == 128; }
+
 // Shared memory of a block with that many stages.
-std::size_t adjoint_shared_bytes(const Problem& problem, int stages) noexcept;
+std::size_t adjoint_shared_bytes(const Problem& problem, int split, int stages) noexcept;
 
 Status launch_adjoints(const char* function, const AdjointParams& params, int device, Stream stream) noexcept;
 

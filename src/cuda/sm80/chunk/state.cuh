@@ -48,25 +48,25 @@ struct StateRows {
         return Fragment<Op>::of(s[2 * k], s[2 * k + 1]);
     }
 
-    // Columns v0.. of a caller's state (state_row, head); what lies outside the state becomes zero.
+    // Columns v0.. and keys k0.. of a caller's state (state_row, head); what lies outside the state becomes zero.
     __device__ __forceinline__ void load(const StateRef& from, const Problem& p, std::int64_t state_row,
-                                         std::int32_t head, int v0) {
-        *this = loaded(CallersState(from, p, state_row, head, v0));
+                                         std::int32_t head, int v0, int k0 = 0) {
+        *this = loaded(CallersState(from, p, state_row, head, v0, k0));
     }
     __device__ __forceinline__ void store(const StateRef& to, const Problem& p, std::int64_t state_row,
-                                          std::int32_t head, int v0) const {
-        store_to(CallersState(to, p, state_row, head, v0), *this);
+                                          std::int32_t head, int v0, int k0 = 0) const {
+        store_to(CallersState(to, p, state_row, head, v0, k0), *this);
     }
 
-    // Rows v0.. of a matrix [rows][columns] in fp32.
-    __device__ __forceinline__ void load_rows(const float* from, int v0, int rows, int columns) {
+    // Rows v0.. and columns k0.. of a matrix [rows][columns] in fp32.
+    __device__ __forceinline__ void load_rows(const float* from, int v0, int rows, int columns, int k0 = 0) {
         each([&](float& x, int r, int c) {
-            x = v0 + r < rows && c < columns ? from[std::int64_t(v0 + r) * columns + c] : 0.0f;
+            x = v0 + r < rows && k0 + c < columns ? from[std::int64_t(v0 + r) * columns + k0 + c] : 0.0f;
         });
     }
-    __device__ __forceinline__ void store_rows(float* to, int v0, int rows, int columns) {
+    __device__ __forceinline__ void store_rows(float* to, int v0, int rows, int columns, int k0 = 0) {
         each([&](float& x, int r, int c) {
-            if (v0 + r < rows && c < columns) to[std::int64_t(v0 + r) * columns + c] = x;
+            if (v0 + r < rows && k0 + c < columns) to[std::int64_t(v0 + r) * columns + k0 + c] = x;
         });
     }
 
@@ -91,14 +91,14 @@ private:
         int stride_v, stride_k, rows, keys;
 
         __device__ __forceinline__ CallersState(const StateRef& state, const Problem& p, std::int64_t state_row,
-                                                std::int32_t head, int v0)
+                                                std::int32_t head, int v0, int k0)
             : data(state.data),
               dtype(state.dtype),
-              first(state.offset(state_row, head) + v0 * state.v),
+              first(state.offset(state_row, head) + v0 * state.v + k0 * state.k),
               stride_v(static_cast<int>(state.v)),
               stride_k(static_cast<int>(state.k)),
               rows(p.dim_v - v0),
-              keys(p.dim_k) {}
+              keys(p.dim_k - k0) {}
     };
 
     // NOTE: these two are not inlined: they run once a segment or checkpoint, and the offsets and conversions of all
