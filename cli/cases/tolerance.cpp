@@ -52,9 +52,9 @@ Tolerance tolerance(const Case& c, std::string_view output, DType stored, std::i
         // 128.
         if (output == "d_initial_state" && c.dim_k < 128) t.whole *= 1.0 + 32.0 / static_cast<double>(c.dim_k);
         // They are averages over many elements; few elements scatter.
-        if (head_elements < 4096) t.whole *= 1.0 + (rounds ? 6.0 : 4.0) * few + (by_gate ? 64.0 * few * few : 0.0);
+        if (head_elements < 4096) t.whole *= 1.0 + (rounds ? 12.0 : 4.0) * few + (by_gate ? 64.0 * few * few : 0.0);
         // Keys of few channels are nearly parallel, so that deltas are differences as with identical keys.
-        if (rounds && c.dim_k < 16) t.whole *= 1.0 + 4.0 / static_cast<double>(c.dim_k);
+        if (rounds && c.dim_k <= 32) t.whole *= 1.0 + 4.0 / static_cast<double>(c.dim_k);
         t.whole = std::max(t.whole, kF32 + round);
     }
     // All keys identical: each token replaces the value of the one before, so a chunk adds up 64 differences that were
