@@ -3,8 +3,8 @@
 
     python3 bench/plot_peers.py [RECORDS.jsonl] [-o IMAGE.png] [--threads N]
 
-A row of the figure for each processor in the file, a panel for each case, a bar for each implementation: microseconds per
-token, the median over rounds, shorter is better. Where a record is repeated the last one counts. Needs matplotlib.
+A row of the figure for each processor in the file, a panel for each case, a bar for each implementation: microseconds
+per token, the median over rounds, shorter is better. Where a record is repeated the last one counts. Needs matplotlib.
 """
 
 import argparse
@@ -61,9 +61,16 @@ def draw_panel(axes, records):
             text += f"  ({ratio:.1f}x ik_llama)"
         # Inside a bar that is nearly as long as the panel, behind it otherwise.
         inside = time > 0.6 * max(times)
-        axes.annotate(text, (time, at), xytext=(-4 if inside else 4, 0), textcoords="offset points", va="center",
-                      ha="right" if inside else "left", fontsize=8,
-                      color="white" if inside and name != "ggml" else "black")
+        axes.annotate(
+            text,
+            (time, at),
+            xytext=(-4 if inside else 4, 0),
+            textcoords="offset points",
+            va="center",
+            ha="right" if inside else "left",
+            fontsize=8,
+            color="white" if inside and name != "ggml" else "black",
+        )
     axes.set_yticks(range(len(impls)), [IMPLEMENTATIONS[name][0] for name in impls], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.05 * max(times))
@@ -86,8 +93,12 @@ def draw(found, threads, image):
     for part, (cpu, by_case) in zip(figure.subfigures(len(found), 1, squeeze=False)[:, 0], found.items()):
         some = next(iter(next(iter(by_case.values())).values()))
         thread_text = "one thread" if threads == 1 else f"{threads} threads"
-        part.suptitle(f"{cpu}, {thread_text}, commit {some.get('commit', 'unknown')}, {some.get('date', '')}",
-                      fontsize=9, x=0.01, ha="left")
+        part.suptitle(
+            f"{cpu}, {thread_text}, commit {some.get('commit', 'unknown')}, {some.get('date', '')}",
+            fontsize=9,
+            x=0.01,
+            ha="left",
+        )
         panels = part.subplots(bands, columns, squeeze=False).flat
         for axes, case in zip(panels, cases):
             axes.set_title(CASES[case], fontsize=9, loc="left")
@@ -95,9 +106,9 @@ def draw(found, threads, image):
                 draw_panel(axes, by_case[case])
             else:
                 axes.axis("off")
-        for axes in list(part.axes)[len(cases):]:
+        for axes in list(part.axes)[len(cases) :]:
             axes.axis("off")
-        for axes in part.axes[max(0, len(cases) - columns):len(cases)]:
+        for axes in part.axes[max(0, len(cases) - columns) : len(cases)]:
             axes.set_xlabel("microseconds per token, 16 key and 32 value heads, K = V = 128", fontsize=8)
     os.makedirs(os.path.dirname(os.path.abspath(image)), exist_ok=True)
     figure.savefig(image, dpi=150)
