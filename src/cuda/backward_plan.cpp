@@ -17,7 +17,6 @@ namespace flashqla::cuda {
 namespace {
 
 constexpr const char* kFunction = "flashqla::backward";
-constexpr std::int64_t kZeroElements = 64 << 10, kMostZeroBlocks = 512;
 constexpr double kMostBlocks = 2147483647.0;
 
 std::uint32_t tiles_of(std::int32_t columns) {
@@ -107,10 +106,7 @@ public:
                 workspace_.book<float>("adjoints from zero ends (segments, Hv, V, K)", of_segments * state);
             adjoint_ends_ = workspace_.book<float>("adjoints at the cuts (segments, Hv, V, K)", of_segments * state);
         }
-        if (p.sequences > 0 && p.tokens > 0) {
-            const std::int64_t elements = p.tokens * p.heads_v * p.dim_v;
-            zero_blocks_ = static_cast<std::uint32_t>(std::min(1 + elements / kZeroElements, kMostZeroBlocks));
-        }
+        zero_blocks_ = zero_blocks_of(p);
     }
 
     std::string explain() const override {

@@ -10,6 +10,14 @@ namespace flashqla::cuda {
 
 std::int64_t sequences_of(const Problem& p) noexcept { return p.sequences > 0 ? p.sequences : p.batch; }
 
+std::uint32_t zero_blocks_of(const Problem& p) noexcept {
+    constexpr double kElements = 64 << 10, kMost = 512;  // elements of o that are worth a block, blocks
+    if (p.sequences == 0 || p.tokens == 0) return 0;     // only packed tokens can lie past the last sequence
+    // NOTE: double, because sizes that no backend takes come this far, and their product may not fit.
+    const double elements = static_cast<double>(p.tokens) * p.heads_v * p.dim_v;
+    return static_cast<std::uint32_t>(std::min(1 + elements / kElements, kMost));
+}
+
 ChunkSetup::ChunkSetup(const Problem& p, std::int32_t device, std::int64_t segment_chunks, WorkspaceLayout& workspace)
     : device_(device), chunk_(sm80::chunk_tokens(p)), packed_(p.sequences > 0) {
     const std::int64_t longest = pieces(p.tokens, chunk_), n = sequences_of(p);

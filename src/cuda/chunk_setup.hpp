@@ -13,6 +13,9 @@ namespace flashqla::cuda {
 // N, whether the call is packed or not.
 std::int64_t sequences_of(const Problem& problem) noexcept;
 
+// Blocks that zero outputs past the last sequence: none unless packed, and no more than are worth their start.
+std::uint32_t zero_blocks_of(const Problem& problem) noexcept;
+
 class ChunkSetup {
 public:
     // Books the workspace. `segment_chunks`: chunks of a segment, at least 1; more than any sequence has = no split.

@@ -15,7 +15,6 @@ namespace {
 constexpr const char* kFunction = "flashqla::forward";
 // Up to here the token recurrence is as fast.
 constexpr std::int64_t kFewTokens = 16;
-constexpr std::int64_t kZeroElements = 64 << 10, kMostZeroBlocks = 512;
 constexpr double kMostBlocks = 2147483647.0;
 
 // How a launch of the chunk kernel uses the multiprocessors.
@@ -101,10 +100,7 @@ public:
             static_cast<std::uint32_t>(pieces(p.dim_v, shape_.ends.columns) + pieces(p.dim_k, shape_.ends.columns));
         blocks_ = static_cast<std::uint32_t>(rows) * tiles_;
         end_blocks_ = static_cast<std::uint32_t>(rows) * end_tiles_;
-        if (packed_ && p.tokens > 0) {
-            const std::int64_t elements = p.tokens * p.heads_v * p.dim_v;
-            zero_blocks_ = static_cast<std::uint32_t>(std::min(1 + elements / kZeroElements, kMostZeroBlocks));
-        }
+        zero_blocks_ = zero_blocks_of(p);
         if (setup_.split()) {
             const auto states = static_cast<std::size_t>(rows);
             starts_ = workspace_.book<float>("states at the cuts (segments, Hv, V, K)", states * p.dim_v * p.dim_k);

@@ -12,19 +12,9 @@
 namespace flashqla::cuda {
 namespace {
 
-// Elements of o that make a block for zeros worth its start.
-constexpr double kZeroElements = 64 << 10;
-constexpr double kMostZeroBlocks = 512;
-
 std::int32_t tiles_of(const Problem& p) {
     const std::int32_t columns = sm80::recurrent_columns(p.dim_k);
     return (p.dim_v + columns - 1) / columns;
-}
-
-double zero_blocks_of(const Problem& p) {
-    if (p.sequences == 0 || p.tokens == 0) return 0;  // only packed tokens can lie past the last sequence
-    const double elements = static_cast<double>(p.tokens) * p.heads_v * p.dim_v;
-    return std::min(1 + elements / kZeroElements, kMostZeroBlocks);
 }
 
 class RecurrentPlan final : public PassPlan {
@@ -35,7 +25,7 @@ public:
         const auto rows = static_cast<std::uint32_t>(sequences_of(p) * p.heads_v);
         grid_.tiles = static_cast<std::uint32_t>(tiles_of(p));
         grid_.state_blocks = rows * grid_.tiles;
-        grid_.zero_blocks = static_cast<std::uint32_t>(zero_blocks_of(p));
+        grid_.zero_blocks = zero_blocks_of(p);
         commit_parts_ =
             static_cast<std::uint32_t>((p.dim_k * p.dim_v + sm80::kCommitElements - 1) / sm80::kCommitElements);
         commit_blocks_ = rows * commit_parts_;
