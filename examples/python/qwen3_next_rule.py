@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,9 +40,25 @@ def for_transformers(function: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
+def rules_of_fla() -> dict[str, Callable[..., Any]]:
+    """The Triton kernels of the package fla, and nothing that it would hand over to."""
+    os.environ["FLA_FLASH_QLA"] = "0"
+    import fla.ops.common.chunk_o as chunk_o
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+
+    # NOTE: on Hopper its backward pass refuses Triton 3.4 to 3.7.0, for a fault that it has met with some shapes. The
+    # loss shows whether this is one of them.
+    chunk_o.TRITON_ABOVE_3_7_1 = True
+    return {
+        CHUNK: for_transformers(chunk_gated_delta_rule),
+        RECURRENT: for_transformers(fused_recurrent_gated_delta_rule),
+    }
+
+
 @contextlib.contextmanager
 def gated_delta_rule(which: str) -> Iterator[dict[str, int]]:
-    """With "torch": transformers' own torch code, whatever else is installed. With "flash_qla": this library.
+    """With "torch": transformers' own torch code, whatever else is installed. With "flash_qla": this library. With
+    "fla": FLA's Triton kernels, which need a GPU.
 
     Yields how often each of the two functions was called, so that a caller can see that the replacement was used.
     """
@@ -54,8 +71,10 @@ def gated_delta_rule(which: str) -> Iterator[dict[str, int]]:
             CHUNK: for_transformers(flash_qla.chunk_gated_delta_rule),
             RECURRENT: for_transformers(flash_qla.fused_recurrent_gated_delta_rule),
         }
+    elif which == "fla":
+        rules = rules_of_fla()
     else:
-        raise ValueError(f"gated_delta_rule: {which!r}; allowed are 'torch' and 'flash_qla'")
+        raise ValueError(f"gated_delta_rule: {which!r}; allowed are 'torch', 'flash_qla' and 'fla'")
     calls = dict.fromkeys(rules, 0)
 
     def counted(name: str) -> Callable[..., Any]:

@@ -113,12 +113,14 @@ Array<Any> oracle_of_case(String line) {
 }
 
 // [relative L2 of a head, of the whole, floor, absolute]
-Array<double> tolerance_of(String line, String output, String stored, std::int64_t head_elements) {
+Array<double> tolerance_of(String line, String output, String stored, std::int64_t head_elements, bool on_gpu) {
     DType dtype = DType::f32;
     for (const DType candidate : {DType::f32, DType::f16, DType::bf16}) {
         if (stored == name_of(candidate)) dtype = candidate;
     }
-    const cases::Tolerance t = cases::tolerance(case_of(line), std::string(output), dtype, head_elements);
+    cases::Case c = case_of(line);
+    if (on_gpu) c.device = {DeviceType::cuda, 0};
+    const cases::Tolerance t = cases::tolerance(c, std::string(output), dtype, head_elements);
     return {t.per_head, t.whole, t.floor, t.absolute};
 }
 

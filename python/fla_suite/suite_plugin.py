@@ -1,10 +1,15 @@
-"""pytest plugin of run.py: refuses to run when the shim is not in force, and counts results by test function."""
+"""pytest plugin of run.py: refuses to run when the shim is not in force, and counts results by test function.
+
+With pytest-xdist (run.py ... -n 8) each worker checks the shim; results come to the first process by themselves, and
+what was left out, which only workers know, with their farewell.
+"""
 
 from __future__ import annotations
 
 import collections
 import json
 import os
+from typing import Any
 
 import pytest
 from sitecustomize import MODULE, NAMES
@@ -41,9 +46,19 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
         counts[item.nodeid.split("::")[-1].split("[")[0]]["left out"] += 1
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker of pytest-xdist has ended. All of them left out the same."""
+    for test, count in getattr(node, "workeroutput", {}).get("left out", {}).items():
+        counts[test]["left out"] = count
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     path = os.environ.get("GDN_DROPIN_RECORD")
-    if path:
+    if hasattr(session.config, "workeroutput"):
+        left_out = {test: count["left out"] for test, count in counts.items() if count["left out"]}
+        session.config.workeroutput["left out"] = left_out
+    elif path:
         record = {
             test: dict(count, **({"why": sorted(reasons[test])} if reasons[test] else {}))
             for test, count in counts.items()

@@ -5,17 +5,19 @@ The case tables run on the GPU in C++ (`flashqla check --device cuda`); here a s
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import test_cases
 import torch
-from helpers import Arguments, assert_close, draw, gradients, limit, native_calls, oracle, oracle_gradients
+from helpers import Arguments, assert_close, draw, gradients, head_axis, native_calls, oracle, oracle_gradients, weights
 from pools import HV, NAN, K, V, inputs, pool_of
 from torch import Tensor
 
@@ -49,6 +51,18 @@ def has_backward() -> bool:
     return True
 
 
+def close(
+    name: str, got: Tensor, want: Tensor, dtype: torch.dtype, k: int, backward: bool = False, times: float = 1
+) -> None:
+    """Each head by the GPU's tolerance of `flashqla check` (cli/cases/tolerance.cpp), `times` that where `want` is no
+    exact value either. dtype and k: of q; backward: the gradient of the tensor with this name."""
+    heads = want.shape[head_axis(name, want)]
+    line = f"{'bwd' if backward else 'fwd'}:t64,hk1,hv{heads},k{k},v64,{NAMES[dtype]},gate=log"
+    output = f"d_{name}" if backward else name
+    allowed = testing.tolerance(line, output, NAMES[got.dtype], max(want.numel() // heads, 1), "cuda")
+    assert_close(name, got.cpu(), want.cpu(), times * allowed.per_head, allowed.floor)
+
+
 REASON = why_not()
 pytestmark = [
     pytest.mark.skipif(bool(REASON), reason=REASON),
@@ -57,6 +71,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 BACKWARD = not REASON and has_backward()
+
+
+NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 def on_gpu(arguments: Arguments, device: str = "cuda") -> Arguments:
@@ -111,8 +128,8 @@ def test_forward(function: Any, dtype: torch.dtype, packed: bool) -> None:
     assert o.device == final_state.device == torch.device("cuda", 0)
     assert o.dtype == dtype and final_state.dtype == torch.float32
     want = oracle(arguments)
-    assert_close("o", o.cpu(), want[0], 2 * limit("o", dtype))
-    assert_close("final_state", final_state.cpu(), want[1], 2 * limit("initial_state", dtype))
+    close("o", o, want[0], dtype, k=32)
+    close("final_state", final_state, want[1], dtype, k=32)
     if packed:
         assert not o[:, 136:].any()
 
@@ -142,20 +159,36 @@ def test_the_two_passes() -> None:
     want = chunk_gated_delta_rule_fwd(*(arguments[name] for name in names), **options)
     got = chunk_gated_delta_rule_fwd(*(arguments[name].cuda() for name in names), **on_gpu(options))
     for a, b in zip(got[:5], want[:5]):
+        assert a.is_cuda and a.dtype == b.dtype and a.shape == b.shape
+        assert float((a.cpu() - b).norm()) <= 3e-4 * float(b.norm())
+    if not BACKWARD:
+        return
+    d_o, d_state = weights(want[2], want[4])
+    results = []
+    for x, (gamma, A) in ((arguments, want[:2]), (on_gpu(arguments), got[:2])):
+        d_o, d_state = d_o.to(x["q"].device), d_state.to(x["q"].device)
+        options = {"initial_state": x["initial_state"], "cu_seqlens": x["cu_seqlens"]}
+        results.append(chunk_gated_delta_rule_bwd(x["q"], x["k"], x["v"], gamma, x["beta"], A, d_o, d_state, **options))
+    for name, b, a in zip(("q", "k", "v", "beta", "g", "initial_state"), *results):
         assert a.is_cuda
-        torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=2e-5)
+        close(name, a, b, torch.float32, k=32, backward=True)
 
 
-@pytest.mark.parametrize("lengths", [None, [70, 0, 30]])
-def test_gradients(lengths: list[int] | None) -> None:
-    """What the backends can do, and a sentence where they cannot."""
-    arguments = draw(B=2, T=100, lengths=lengths, gate="raw", beta="logit", l2norm=True)
+@pytest.mark.parametrize("function", [chunk_gated_delta_rule, fused_recurrent_gated_delta_rule])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lengths", [None, [70, 0, 30]], ids=["fixed", "packed"])
+@pytest.mark.parametrize("size", [32, 128])
+def test_gradients(function: Any, dtype: torch.dtype, lengths: list[int] | None, size: int) -> None:
+    """Of everything that can have one, through o and the final state; without a backward pass a sentence."""
+    sizes = {"B": 2, "T": 150, "K": size, "V": size, "dtype": dtype, "lengths": lengths}
+    arguments = draw(**sizes, gate="raw", beta="logit", l2norm=True, state_v_first=lengths is not None)
     on = on_gpu(arguments)
     if BACKWARD:
-        got, want = gradients(chunk_gated_delta_rule, on), oracle_gradients(arguments)
+        got, want = gradients(function, on), oracle_gradients(arguments)
+        assert set(got[2]) == set(want[2]) and len(want[2]) == 8
         for name, x in want[2].items():
             assert got[2][name].is_cuda
-            assert_close(name, got[2][name].cpu(), x, 5 * limit(name, torch.float32))
+            close(name, got[2][name], x, dtype, size, backward=True)
         return
     q = on["q"].requires_grad_()
     o, _ = chunk_gated_delta_rule(**on)
@@ -187,9 +220,9 @@ def test_decode_on_a_pool(pad_slots: str, index_dtype: torch.dtype) -> None:
     o = gated_delta_rule_decode(**on_gpu(x), state=inside, state_indices=indices.cuda(), pad_slots=pad_slots, out=out)
     assert o is out and inside._version > version
     want = gated_delta_rule_decode(**x, state=pool, state_indices=indices, pad_slots=pad_slots)
-    assert_close("o", o.cpu(), want, 2 * limit("o", torch.bfloat16))
+    close("o", o, want, torch.bfloat16, K, times=2)
     used = [slots[n] for n in live]
-    assert_close("state", inside[used].cpu(), pool[used], 2 * limit("state", torch.bfloat16))
+    close("state", inside[used], pool[used], torch.bfloat16, K, times=2)
     assert bool(inside[[1, 4, 6, 8]].isnan().all())
     inside[:] = 7.0
     assert bool((whole == 7.0).all())
@@ -238,7 +271,7 @@ def test_mixed(decode_rows: int) -> None:
         results.append((o, state, checkpoints))
     for name, got, want in zip(("o", "state", "state"), results[1], results[0]):
         assert got.is_cuda
-        assert_close(name, got.cpu().nan_to_num(5), want.nan_to_num(5), 2 * limit(name, torch.bfloat16))
+        close(name, got.nan_to_num(5), want.nan_to_num(5), torch.bfloat16, K, times=2)
     assert torch.equal(results[1][1][[5, 6, 8, 9]].cpu(), pool_of(10)[[5, 6, 8, 9]])
 
 
@@ -281,6 +314,37 @@ def test_calls_do_not_wait_and_follow_the_current_stream(state: bool) -> None:
     stream.synchronize()
     assert torch.equal(got, want)
     assert not state or torch.equal(pool, want_pool)
+
+
+def test_gradients_do_not_wait_and_follow_their_stream() -> None:
+    """The gradients run where the forward pass did, behind what is queued there."""
+    if not BACKWARD:
+        pytest.skip("no backward pass on CUDA in this package")
+    names = ("q", "k", "v", "g", "beta")
+    x = on_gpu(draw(T=100, dtype=torch.bfloat16, h0=False))
+    tensors = [x[name].requires_grad_() for name in names]
+    d_o = torch.randn_like(x["v"])
+    want = torch.autograd.grad(chunk_gated_delta_rule(*tensors)[0], tensors, d_o)
+    late = [torch.full_like(value, NAN) for value in tensors]
+    late_d_o = torch.full_like(d_o, NAN)
+    torch.cuda.synchronize()
+    stream, done = torch.cuda.Stream(), torch.cuda.Event()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.stream(stream):
+            busy()
+            late_d_o.copy_(d_o)
+            for value, source in zip(late, tensors):
+                value.copy_(source.detach())
+            leaves_ = [value.requires_grad_() for value in late]
+            got = torch.autograd.grad(chunk_gated_delta_rule(*leaves_)[0], leaves_, late_d_o)
+            done.record()
+        assert not done.query(), "the call waited for the GPU"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    stream.synchronize()
+    for a, b in zip(got, want):
+        assert torch.equal(a, b)
 
 
 def test_threads_with_streams_of_their_own() -> None:
@@ -373,7 +437,36 @@ def test_graph_of_packed_sequences() -> None:
         assert torch.equal(o, want[0]) and torch.equal(final_state, want[1])
         assert torch.equal(mixed, want_mixed) and torch.equal(pool, start)
         want_o, _ = oracle({**on_cpu(x), "cu_seqlens": offsets.cpu(), "output_final_state": True})
-        assert_close("o", o.cpu(), want_o, 2 * limit("o", torch.bfloat16))
+        close("o", o, want_o, torch.bfloat16, K)
+
+
+def test_graph_of_a_training_step() -> None:
+    """Forward and backward pass in one graph, packed; other lengths in the replays."""
+    if not BACKWARD:
+        pytest.skip("no backward pass on CUDA in this package")
+    x = on_gpu(draw(T=200, lengths=[50, 50, 50], dtype=torch.bfloat16, h0=False, index_dtype=torch.int32))
+    names, offsets = ("q", "k", "v", "g", "beta"), x["cu_seqlens"]
+    d_o = torch.randn_like(x["v"])
+
+    def step() -> tuple[Tensor, ...]:
+        tensors = [x[name].detach().requires_grad_() for name in names]
+        o, _ = chunk_gated_delta_rule(*tensors, cu_seqlens=offsets)
+        return torch.autograd.grad(o, tensors, d_o)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()  # torch's engine makes its threads
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        got = step()
+    for lengths in ([200, 0, 0], [1, 64, 65], [0, 0, 0]):
+        offsets.copy_(torch.tensor([0, *lengths]).cumsum(0))
+        for value in got:
+            value.fill_(NAN)
+        graph.replay()
+        for a, b in zip(got, step()):
+            assert torch.equal(a, b)
 
 
 def script(code: str, timeout: float = 100) -> str:
@@ -407,6 +500,18 @@ def test_capture_is_the_first_call() -> None:
     assert printed.split() == ["True", "True"]
 
 
+def test_first_call(tmp_path: Path) -> None:
+    """The first call of a process, torch at work on the GPU and the modules imported, takes less than a tenth of a
+    second: the driver loads code, and nothing is compiled."""
+    bench, lines = Path(__file__).parents[2] / "bench" / "python_overhead.py", tmp_path / "first.jsonl"
+    command = [sys.executable, str(bench), "--device", "cuda", "--first", "1", "--json", str(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(rows) == 3 and all(row["done_ms"] < 100 for row in rows), rows
+
+
 # ----------------------------------------------------------------------------------------------------- compile
 
 
@@ -418,6 +523,9 @@ def test_compile() -> None:
     compiled = torch.compile(lambda **x: chunk_gated_delta_rule(**x), fullgraph=True, backend="aot_eager")
     for got, want in zip(compiled(**x), chunk_gated_delta_rule(**x)):
         assert torch.equal(got, want)
+    if BACKWARD:
+        for got, want in zip(gradients(compiled, x)[2].values(), gradients(chunk_gated_delta_rule, x)[2].values()):
+            assert torch.equal(got, want)
     step, pool = on_gpu(inputs(2, 1)), pool_of(4).cuda()
     start = pool.clone()
     decode = torch.compile(lambda pool, **x: gated_delta_rule_decode(**x, state=pool), fullgraph=True)

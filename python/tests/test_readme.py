@@ -75,6 +75,14 @@ def test_look_inside(tmp_path: Path) -> None:
     assert image.stat().st_size > 10_000
 
 
+def test_score() -> None:
+    """The trained model in transformers' layers: its committed logits, and decode as prefill."""
+    for package in ("transformers", "safetensors"):
+        pytest.importorskip(package)
+    text = run_example("score_qwen3_next.py", "--bytes", "2048", "--decode", "48")
+    assert '"greedy_bytes_as_committed": 64' in text
+
+
 def test_training_figure(tmp_path: Path) -> None:
     """The committed record gives the committed figure, and the curves in it lie on each other."""
     pytest.importorskip("matplotlib")

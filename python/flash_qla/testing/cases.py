@@ -140,9 +140,13 @@ def case(line: str) -> Case:
     return Case(str(canonical), str(pass_name), inputs, dtypes, shapes, tuple(outputs), named)
 
 
-def tolerance(line: str, output: str, stored: str = "f32", head_elements: int = 1) -> Tolerance:
-    """How exact `output` of the case must be when it is stored as `stored` with so many elements a head."""
-    return Tolerance(*(float(x) for x in native().case_tolerance(line, output, stored, head_elements)))
+def tolerance(line: str, output: str, stored: str = "f32", head_elements: int = 1, device: str = "cpu") -> Tolerance:
+    """How exact `output` of the case must be when it is stored as `stored` with so many elements a head.
+
+    device: "cpu" or "cuda", whose matrix units round what they multiply.
+    """
+    on_gpu = device.startswith("cuda")
+    return Tolerance(*(float(x) for x in native().case_tolerance(line, output, stored, head_elements, on_gpu)))
 
 
 def check(line: str, verbose: bool = False) -> tuple[str, str]:
