@@ -6,12 +6,15 @@
 #include <string>
 
 #include "cuda/chunk_setup.hpp"
+#include "cuda/chunk_walk.hpp"
 #include "cuda/host/device.hpp"
 #include "cuda/plans.hpp"
 #include "cuda/sm80/adjoint/params.hpp"
 #include "cuda/sm80/carry/params.hpp"
 #include "cuda/sm80/chunk/params.hpp"
 #include "cuda/sm80/gradient/params.hpp"
+#include "cuda/sm90/adjoint/params.hpp"
+#include "cuda/sm90/gradient/params.hpp"
 
 namespace flashqla::cuda {
 namespace {
@@ -25,59 +28,91 @@ std::uint32_t tiles_of(std::int32_t columns) {
 
 const GpuInfo& gpu_of(std::int32_t index) { return gpus().list[static_cast<std::size_t>(index)]; }
 
-// What a walk by one chunk takes when every multiprocessor has one block, and when it has two; a walk back multiplies
-// more. Only the ratios matter.
-constexpr double kStep = 2.5, kTwoSteps = 4.7, kBackShare = 1.3, kEndsShare = 0.8;
-constexpr double kCarryStep = 3.0, kLaunch = 3.0;
+// The walks of SegmentCosts.
+constexpr int kHistory = 0, kAdjoint = 1, kEnds = SegmentCosts::kOfAll, kStarts = kEnds + 1;
 
-// Microseconds of the two walks with sequences in so many segments.
-double time_of_walks(const Problem& p, const GpuInfo& gpu, std::int64_t longest, std::int64_t segment_chunks) {
-    const std::int64_t segments = pieces(longest, segment_chunks), rows = sequences_of(p) * p.heads_v;
-    const auto step = [&](std::int64_t blocks) {
-        if (blocks <= gpu.multiprocessors) return kStep;
-        return kTwoSteps * static_cast<double>(pieces(blocks, 2 * std::int64_t(gpu.multiprocessors)));
+// As in cuda/chunk_walk.hpp. An adjoint block alone has two warps for the same columns, where there is such a kernel.
+constexpr float kAdjointAlone = 4.75f, kAdjointTwo = 7.1f, kStartsShare = 0.85f, kAdjointStart = 5.0f;
+constexpr float kHopperAdjoint = 2.4f, kHopperAdjointWide = 3.9f;
+
+struct AdjointShapes {
+    struct Shape {
+        std::int32_t columns = kChunkColumns, stages = 1, split = 1;
     };
-    const std::int64_t values = tiles_of(p.dim_v), keys = tiles_of(p.dim_k);
-    double each = (1.0 + kBackShare) * step(rows * segments * values);
-    if (segments == 1) return each * static_cast<double>(segment_chunks);
-    each += kEndsShare *
-            (step(rows * (segments - 1) * (values + keys)) + kBackShare * step(rows * (segments - 1) * values));
-    return each * static_cast<double>(segment_chunks) + 2 * kCarryStep * static_cast<double>(segments - 1) +
-           4 * kLaunch;
-}
+    Shape shapes[SegmentCosts::kLaunches];
+    WalkLaunch launches[SegmentCosts::kLaunches];
+    bool hopper;
 
-// Chunks of a segment: by the options, or so that the walks are done soonest.
-std::int64_t segment_chunks_of(const PlanRequest& request) {
-    const Problem& p = request.problem;
-    const PlanOptions& options = request.options;
-    const std::int64_t longest = std::max<std::int64_t>(1, pieces(p.tokens, sm80::chunk_tokens(p)));
-    if (options.context_split > 0) return pieces(longest, options.context_split);
-    std::int64_t best = longest;
-    if (options.batch_invariant) return best;
-    // A packed call of several sequences has as many tokens as one long one; how they lie is not known here.
-    const GpuInfo& gpu = gpu_of(request.device.index);
-    double least = 0.95 * time_of_walks(p, gpu, longest, longest);
-    for (std::int64_t segments = 2; segments <= std::min<std::int64_t>(longest, 128); ++segments) {
-        const double time = time_of_walks(p, gpu, longest, pieces(longest, segments));
-        if (time < least) least = time, best = pieces(longest, segments);
+    // NOTE: `split` shows in the bits, and a call that must not depend on its neighbours may not choose it by them.
+    AdjointShapes(const Problem& p, const GpuInfo& gpu, bool may_split)
+        : hopper(gpu.hopper && sm90::has_adjoint_kernel(p)) {
+        const auto fits = [&](int split, int stages, std::size_t blocks) {
+            constexpr std::size_t kReserved = 1 << 10;  // of each block but the first, whose share the limit leaves out
+            return blocks * sm80::adjoint_shared_bytes(p, split, stages) + (blocks - 1) * kReserved <=
+                   static_cast<std::size_t>(gpu.shared_bytes);
+        };
+        const auto tiles = static_cast<std::int32_t>(tiles_of(p.dim_v));
+        const float share = 1.0f / static_cast<float>(gpu.multiprocessors);
+        if (hopper) {
+            launches[0] = {kHopperAdjoint, kAdjointStart, tiles, 0, share};
+            if (tiles % 2 != 0) return;
+            shapes[1].columns = 128;
+            launches[1] = {kHopperAdjointWide, kAdjointStart, tiles / 2, 0, share};
+            return;
+        }
+        if (may_split && sm80::can_split_keys(p) && fits(2, 1, 1)) shapes[0].split = 2;
+        if (fits(shapes[0].split, 2, 1)) shapes[0].stages = 2;
+        launches[0] = {kAdjointAlone, kAdjointStart, tiles, 0, share};
+        if (fits(1, 1, 2)) launches[1] = {kAdjointTwo, kAdjointStart, tiles, 0, share / 2};
     }
-    return best;
-}
+
+    Status run(const char* function, const sm80::AdjointParams& params, int device, Stream stream) const noexcept {
+        return hopper ? sm90::launch_adjoints(function, params, device, stream)
+                      : sm80::launch_adjoints(function, params, device, stream);
+    }
+    std::string explain(int launch) const {
+        const Shape& shape = shapes[launch];
+        if (hopper) return "back " + std::to_string(shape.columns) + " columns by Hopper's matrix units";
+        return "back " + std::to_string(shape.stages) + " and " + std::to_string(shape.split) + " warp(s) over K";
+    }
+};
+
+struct BackwardShapes {
+    const ChunkFamily& family;
+    ChunkWalkShapes history, ends;
+    AdjointShapes adjoint;
+    SegmentCosts costs;
+
+    BackwardShapes(const Problem& p, const GpuInfo& gpu, const PlanOptions& options)
+        : family(chunk_family(p, gpu)),
+          history(p, gpu, family, family.history, 0),
+          ends(p, gpu, family, family.ends, p.dim_k),
+          adjoint(p, gpu, !options.batch_invariant) {
+        for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
+            costs.walks[kHistory][i] = history.launches[i];
+            costs.walks[kEnds][i] = ends.launches[i];
+            costs.walks[kAdjoint][i] = costs.walks[kStarts][i] = adjoint.launches[i];
+            costs.walks[kStarts][i].step *= kStartsShare;
+        }
+        costs.carry = 2 * kCarryTime;
+        costs.carry_step = 2 * kCarryStep;
+        costs.heads = p.heads_v;
+        costs.carry_share = sm80::carry_share(p, gpu.multiprocessors);
+    }
+};
 
 class ChunkedBackwardPlan final : public PassPlan {
 public:
     explicit ChunkedBackwardPlan(const PlanRequest& request)
-        : device_(request.device.index), setup_(request.problem, device_, segment_chunks_of(request), workspace_) {
+        : device_(request.device.index),
+          shapes_(request.problem, gpu_of(device_), request.options),
+          segments_(request.problem, request.options, shapes_.costs),
+          setup_(request.problem, device_, segments_, workspace_) {
         const Problem& p = request.problem;
         const GpuInfo& gpu = gpu_of(device_);
         const auto shared = static_cast<std::size_t>(gpu.shared_bytes);
-        tiles_ = tiles_of(p.dim_v);
-        end_tiles_ = tiles_ + tiles_of(p.dim_k);
-        blocks_ = static_cast<std::uint32_t>(setup_.segments() * p.heads_v) * tiles_;
-        const bool alone = blocks_ <= static_cast<std::uint32_t>(gpu.multiprocessors);
-        if (alone && sm80::chunk_shared_bytes(p, 64, 2) <= shared) history_stages_ = 2;
-        if (alone && sm80::can_split_keys(p) && sm80::adjoint_shared_bytes(p, 2, 1) <= shared) adjoint_split_ = 2;
-        if (alone && sm80::adjoint_shared_bytes(p, adjoint_split_, 2) <= shared) adjoint_stages_ = 2;
+        rows_ = static_cast<std::uint32_t>(setup_.segments() * p.heads_v);
+        hopper_gradient_ = gpu.hopper && sm90::has_gradient_kernel(p);
         columns_ = sm80::gradient_columns(p, gpu.shared_bytes);
         if (sm80::gradient_shared_bytes(p, columns_, 2) <= shared) gradient_stages_ = 2;
 
@@ -95,8 +130,8 @@ public:
             d_A_log_ = workspace_.book<double>("d_A_log of each chunk (chunks, Hv)", heads);
             d_dt_bias_ = workspace_.book<double>("d_dt_bias of each chunk (chunks, Hv)", heads);
         }
-        if (setup_.split()) {
-            const auto of_segments = static_cast<std::size_t>(setup_.segments()) * static_cast<std::size_t>(p.heads_v);
+        if (segments_.split) {
+            const auto of_segments = static_cast<std::size_t>(rows_);
             const auto state = static_cast<std::size_t>(p.dim_v) * static_cast<std::size_t>(p.dim_k);
             const auto transition = static_cast<std::size_t>(p.dim_k) * static_cast<std::size_t>(p.dim_k);
             starts_ = workspace_.book<float>("states at the cuts (segments, Hv, V, K)", of_segments * state);
@@ -111,21 +146,22 @@ public:
 
     std::string explain() const override {
         std::string text = "chunks of " + std::to_string(setup_.chunk()) + " tokens on the matrix units, at most " +
-                           std::to_string(setup_.chunks()) + " of them; states and adjoints kept for each chunk by " +
-                           std::to_string(blocks_) + " blocks over (sequence, value head, " +
-                           std::to_string(kChunkColumns) + " columns of V), " + std::to_string(history_stages_) +
-                           " and " + std::to_string(adjoint_stages_) + " chunk(s) in shared memory, " +
-                           std::to_string(adjoint_split_) +
-                           " warp(s) over K on the way back; gradients of all chunks at once, " +
-                           std::to_string(columns_) + " columns of V at a time, " + std::to_string(gradient_stages_) +
-                           " such tile(s) in shared "
-                           "memory; ";
-        if (setup_.split()) {
-            text += "segments of " + std::to_string(setup_.segment_chunks()) +
-                    " chunks, states and adjoints at the cuts by transitions and an exact carry in fp32";
-        } else {
-            text += "sequences in one piece";
+                           std::to_string(setup_.chunks()) + " of them; states and adjoints kept for each chunk";
+        const char* between = " by ";
+        for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
+            if (segments_.may(kHistory, i)) {
+                text += between + std::to_string(rows_ * blocks(shapes_.history.launches[i])) +
+                        " blocks over (segment, value head, " + shapes_.history.explain(shapes_.family, i);
+                between = ", ";
+            }
+            if (segments_.may(kAdjoint, i)) text += ", " + shapes_.adjoint.explain(i);
         }
+        text += "; gradients of all chunks at once, ";
+        text += hopper_gradient_ ? "by Hopper's matrix units"
+                                 : std::to_string(columns_) + " columns of V at a time, " +
+                                       std::to_string(gradient_stages_) + " such tile(s) in shared memory";
+        text += "; " + segments_.explain();
+        if (segments_.split) text += ", states and adjoints at the cuts by transitions and an exact carry in fp32";
         return text;
     }
 
@@ -145,9 +181,8 @@ public:
         params.tokens = tokens_.in(workspace);
         params.stages = gradient_stages_;
         params.columns = columns_;
-        if (Status status = sm80::launch_gradients(kFunction, params, setup_.chunks(), device_, stream); !status.ok()) {
-            return status;
-        }
+        const auto gradients = hopper_gradient_ ? sm90::launch_gradients : sm80::launch_gradients;
+        if (Status status = gradients(kFunction, params, setup_.chunks(), device_, stream); !status.ok()) return status;
 
         sm80::GatesParams gates;
         gates.call = call;
@@ -172,7 +207,7 @@ public:
 
 private:
     sm80::CarryParams carry(const BackwardCall& call, std::byte* workspace) const noexcept {
-        return {call, setup_.table(workspace), {starts_.in(workspace), ends_.in(workspace)}, {}};
+        return {call, setup_.table(workspace, kEnds), {starts_.in(workspace), ends_.in(workspace)}, {}, 0, 0};
     }
     sm80::SegmentAdjoints segments(std::byte* workspace) const noexcept {
         return {adjoint_starts_.in(workspace), adjoint_ends_.in(workspace)};
@@ -180,56 +215,79 @@ private:
 
     Status keep_states(const BackwardCall& call, std::byte* workspace, Stream stream) const noexcept {
         if (setup_.chunks() == 0) return {};
-        sm80::ChunkParams params;
+        ChunkParams params;
         static_cast<Inputs&>(params.call) = call;
         params.call.initial_state = call.initial_state;
-        params.table = setup_.table(workspace);
         params.from = setup_.prepared(workspace);
-        params.stages = history_stages_;
-        if (setup_.split()) {
+        if (segments_.split) {
             params.states = {starts_.in(workspace), ends_.in(workspace)};
-            params.mode = sm80::ChunkMode::ends;
-            params.tiles = end_tiles_;
-            params.segment_blocks = blocks_ / tiles_ * end_tiles_;
-            if (Status status = sm80::launch_chunks(kFunction, params, device_, stream); !status.ok()) return status;
+            params.mode = ChunkMode::ends;
+            if (Status status = walk(params, kEnds, shapes_.ends, workspace, stream); !status.ok()) return status;
             Status status = sm80::launch_carry(kFunction, carry(call, workspace), device_, stream);
             if (!status.ok()) return status;
         }
         params.history = history_.in(workspace);
         params.deltas = deltas_.in(workspace);
-        params.mode = sm80::ChunkMode::history;
-        params.tiles = tiles_;
-        params.segment_blocks = blocks_;
-        return sm80::launch_chunks(kFunction, params, device_, stream);
+        params.mode = ChunkMode::history;
+        return walk(params, kHistory, shapes_.history, workspace, stream);
     }
 
     Status keep_adjoints(const BackwardCall& call, std::byte* workspace, Stream stream) const noexcept {
         sm80::AdjointParams params;
         params.call = call;
-        params.table = setup_.table(workspace);
         params.prepared = setup_.prepared(workspace);
         params.adjoints = adjoints_.in(workspace);
         params.residuals = residuals_.in(workspace);
-        params.tiles = tiles_;
-        params.blocks = blocks_;
-        params.stages = adjoint_stages_;
-        params.split = adjoint_split_;
-        if (setup_.split()) {
+        if (segments_.split) {
             params.segments = segments(workspace);
             params.only_starts = true;
-            if (Status status = sm80::launch_adjoints(kFunction, params, device_, stream); !status.ok()) return status;
+            if (Status status = walk_back(params, kStarts, workspace, stream); !status.ok()) return status;
             sm80::CarryParams back = carry(call, workspace);
             back.adjoints = params.segments;
             if (Status status = sm80::launch_carry(kFunction, back, device_, stream); !status.ok()) return status;
             params.only_starts = false;
         }
-        return sm80::launch_adjoints(kFunction, params, device_, stream);
+        return walk_back(params, kAdjoint, workspace, stream);
     }
 
+    // Every launch that may be needed; blocks of those that are not leave at once.
+    Status walk(ChunkParams& params, int walk, const ChunkWalkShapes& shapes, std::byte* workspace,
+                Stream stream) const noexcept {
+        for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
+            if (!segments_.may(walk, i)) continue;
+            params.table = setup_.table(workspace, walk, i);
+            params.columns = shapes.shapes[i].columns;
+            params.stages = shapes.shapes[i].stages;
+            params.tiles = blocks(shapes.launches[i]);
+            params.segment_blocks = rows_ * params.tiles;
+            if (Status status = shapes_.family.launch(kFunction, params, device_, stream); !status.ok()) return status;
+        }
+        return {};
+    }
+    Status walk_back(sm80::AdjointParams& params, int walk, std::byte* workspace, Stream stream) const noexcept {
+        for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
+            if (!segments_.may(walk, i)) continue;
+            params.table = setup_.table(workspace, walk, i);
+            const AdjointShapes::Shape& shape = shapes_.adjoint.shapes[i];
+            params.columns = shape.columns;
+            params.stages = shape.stages;
+            params.split = shape.split;
+            params.tiles = blocks(shapes_.adjoint.launches[i]);
+            params.blocks = rows_ * params.tiles;
+            if (Status status = shapes_.adjoint.run(kFunction, params, device_, stream); !status.ok()) return status;
+        }
+        return {};
+    }
+
+    static std::uint32_t blocks(const WalkLaunch& launch) noexcept { return static_cast<std::uint32_t>(launch.blocks); }
+
     std::int32_t device_;
+    BackwardShapes shapes_;
+    SegmentPlan segments_;
     ChunkSetup setup_;
-    std::uint32_t tiles_ = 1, end_tiles_ = 1, blocks_ = 0, zero_blocks_ = 0;
-    std::int32_t history_stages_ = 1, adjoint_stages_ = 1, adjoint_split_ = 1, gradient_stages_ = 1, columns_ = 64;
+    std::uint32_t rows_ = 0, zero_blocks_ = 0;  // segments and value heads
+    bool hopper_gradient_ = false;
+    std::int32_t gradient_stages_ = 1, columns_ = 64;
     Booking<std::uint16_t> history_, adjoints_, deltas_, residuals_;
     Booking<sm80::TokenGradient> tokens_;
     Booking<double> d_A_log_, d_dt_bias_;

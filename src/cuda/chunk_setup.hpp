@@ -4,9 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "base/backend.hpp"
 #include "cuda/chunks.hpp"
+#include "cuda/segment_cost.hpp"
 
 namespace flashqla::cuda {
 
@@ -16,19 +18,35 @@ std::int64_t sequences_of(const Problem& problem) noexcept;
 // Blocks that zero outputs past the last sequence: none unless packed, and no more than are worth their start.
 std::uint32_t zero_blocks_of(const Problem& problem) noexcept;
 
+// How sequences are cut: decided here when all have the same length, or when the options say it, else by the table
+// kernel within bounds.
+struct SegmentPlan {
+    SegmentCosts costs;          // least and most filled in, and only launches that may be chosen
+    std::uint32_t launches = 0;  // those that may be needed; a call of one length needs all of them
+    bool split = false;          // whether a sequence can have more than one segment
+    bool on_device = false;      // how long segments are is known there
+
+    // `costs`: everything but least and most.
+    SegmentPlan(const Problem& problem, const PlanOptions& options, const SegmentCosts& costs);
+
+    bool may(int walk, int launch) const noexcept { return (launches & SegmentCosts::bit(walk, launch)) != 0; }
+    // "sequences in one piece", "segments of ..."
+    std::string explain() const;
+};
+
 class ChunkSetup {
 public:
-    // Books the workspace. `segment_chunks`: chunks of a segment, at least 1; more than any sequence has = no split.
-    ChunkSetup(const Problem& problem, std::int32_t device, std::int64_t segment_chunks, WorkspaceLayout& workspace);
+    // Books the workspace.
+    ChunkSetup(const Problem& problem, std::int32_t device, const SegmentPlan& plan, WorkspaceLayout& workspace);
 
     std::int64_t chunks() const noexcept { return chunks_; }  // upper bounds
     std::int64_t segments() const noexcept { return segments_; }
-    // Whether a sequence can have more than one segment.
-    bool split() const noexcept { return split_; }
     std::int32_t chunk() const noexcept { return chunk_; }  // tokens
-    std::int32_t segment_chunks() const noexcept { return segment_chunks_; }
 
     ChunkTable table(std::byte* workspace) const noexcept;
+    // For one of the launches of a walk, or for what needs any of them.
+    ChunkTable table(std::byte* workspace, int walk, int launch) const noexcept;
+    ChunkTable table(std::byte* workspace, int walk) const noexcept;
     // PreparedChunk [chunks][Hv]
     void* prepared(std::byte* workspace) const noexcept { return prepared_.in(workspace); }
     // Launches the table kernel (packed calls) and the prepare kernel.
@@ -36,9 +54,11 @@ public:
 
 private:
     std::int32_t device_, chunk_, segment_chunks_ = 1, share_ = 1;
+    SegmentCosts costs_;
     std::int64_t chunks_ = 0, segments_ = 0;
-    bool packed_, split_ = false;
+    bool packed_;
     Booking<std::int32_t> chunk_table_, segment_table_;
+    Booking<SegmentChoice> choice_;
     Booking<std::byte> prepared_;
 };
 

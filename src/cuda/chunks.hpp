@@ -2,7 +2,7 @@
 //
 // The chunks of all sequences are numbered one after another, whole sequences in order; so are segments, runs of
 // `segment_chunks` chunks that are computed at the same time. Lengths stay on the device: a packed call has two prefix
-// sums, which a kernel of one block writes, and everything else comes from bounds.
+// sums and the choice of `segment_chunks`, which a kernel of one block writes, and everything else comes from bounds.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,19 @@ FQLA_HOST_DEVICE constexpr std::int64_t pieces(std::int64_t length, std::int64_t
     return (length + piece - 1) / piece;
 }
 
+// What lengths decide.
+struct SegmentChoice {
+    std::int32_t segment_chunks = 1;  // chunks of a segment, the last one of a sequence may have fewer
+    std::uint32_t launches = ~0u;     // which of the launches that may be needed are (SegmentCosts)
+};
+
 struct ChunkTable {
     const std::int32_t* chunks = nullptr;    // [N+1] number of the first chunk of each sequence; null: fixed length
     const std::int32_t* segments = nullptr;  // [N+1] the same for segments
+    const SegmentChoice* choice = nullptr;   // of a packed call; null: `segment_chunks`
     std::int32_t chunk = 64;                 // tokens
-    std::int32_t segment_chunks = 1;         // chunks of a segment, the last one of a sequence may have fewer
+    std::int32_t segment_chunks = 1;
+    std::uint32_t launch = ~0u;  // whose blocks ask: they leave unless the choice has one of these bits
 };
 
 // What the prepare kernel hands on: a record for each chunk and value head. Norms and scale are folded in. Rows past

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/chunk_setup.hpp"
+#include "cuda/chunk_walk.hpp"
 #include "cuda/host/device.hpp"
 #include "cuda/plans.hpp"
 #include "cuda/sm80/carry/params.hpp"
@@ -17,92 +18,40 @@ constexpr const char* kFunction = "flashqla::forward";
 constexpr std::int64_t kFewTokens = 16;
 constexpr double kMostBlocks = 2147483647.0;
 
-// How a launch of the chunk kernel uses the multiprocessors.
-struct ChunkShape {
-    std::int32_t columns = 64, stages = 1;
-    double step = 0;  // microseconds for all blocks to move by one chunk
-};
+// The walks of SegmentCosts.
+constexpr int kOutputs = 0, kEnds = SegmentCosts::kOfAll;
 
-// What a step takes, measured on one H200 (docs/kernels/cuda.md); only the ratios matter.
-constexpr double kStepNarrow = 2.5, kStepTwoNarrow = 4.7, kStepWide = 4.1;
-constexpr double kEndsShare = 0.7;  // of a step that computes no outputs
-constexpr double kCarryStep = 3.0, kLaunch = 3.0;
+struct ForwardShapes {
+    const ChunkFamily& family;
+    ChunkWalkShapes outputs, ends;
+    SegmentCosts costs;
 
-ChunkShape shape_of(const Problem& p, const GpuInfo& gpu, std::int64_t rows, std::int64_t columns) {
-    const auto shared = static_cast<std::size_t>(gpu.shared_bytes);
-    const std::int64_t narrow = rows * pieces(columns, 64), wide = rows * pieces(columns, 128);
-    const auto fits = [&](int width, int stages, int blocks) {
-        constexpr std::size_t kReserved = 1 << 10;  // of each block but the first, whose share the limit leaves out
-        return blocks * sm80::chunk_shared_bytes(p, width, stages) + (blocks - 1) * kReserved <= shared;
-    };
-    const std::int64_t all = gpu.multiprocessors;
-    ChunkShape shape;
-    if (narrow <= all) {
-        shape.step = kStepNarrow;
-        shape.stages = fits(64, 2, 1) ? 2 : 1;
-        return shape;
-    }
-    shape.step = kStepTwoNarrow * static_cast<double>(pieces(narrow, 2 * all));
-    shape.stages = fits(64, 2, 2) ? 2 : 1;
-    const double wide_step = kStepWide * static_cast<double>(pieces(wide, all));
-    if (sm80::has_wide_blocks(p) && columns % 128 == 0 && wide_step <= shape.step && fits(128, 1, 1)) {
-        shape = {128, fits(128, 2, 1) ? 2 : 1, wide_step};
-    }
-    return shape;
-}
-
-// The decisions: chunks of a segment, and the shapes of both launches.
-struct ForwardShape {
-    std::int64_t segment_chunks = 1;
-    ChunkShape outputs, ends;
-    double time = 0;  // microseconds, without the prepare kernel
-
-    ForwardShape(const Problem& p, const GpuInfo& gpu, std::int64_t longest, std::int64_t segments) {
-        segment_chunks = std::max<std::int64_t>(1, pieces(longest, segments));
-        segments = std::max<std::int64_t>(1, pieces(longest, segment_chunks));
-        const std::int64_t rows = sequences_of(p) * p.heads_v;
-        outputs = shape_of(p, gpu, rows * segments, p.dim_v);
-        time = outputs.step * static_cast<double>(segment_chunks);
-        if (segments == 1) return;
-        ends = shape_of(p, gpu, rows * (segments - 1), p.dim_v + p.dim_k);
-        time += ends.step * kEndsShare * static_cast<double>(segment_chunks) +
-                kCarryStep * static_cast<double>(segments - 1) + 2 * kLaunch;
+    ForwardShapes(const Problem& p, const GpuInfo& gpu)
+        : family(chunk_family(p, gpu)),
+          outputs(p, gpu, family, family.outputs, 0),
+          ends(p, gpu, family, family.ends, p.dim_k) {
+        std::copy_n(outputs.launches, SegmentCosts::kLaunches, costs.walks[kOutputs]);
+        std::copy_n(ends.launches, SegmentCosts::kLaunches, costs.walks[kEnds]);
+        costs.carry = kCarryTime;
+        costs.carry_step = kCarryStep;
+        costs.heads = p.heads_v;
+        costs.carry_share = sm80::carry_share(p, gpu.multiprocessors);
     }
 };
-
-ForwardShape choose(const PlanRequest& request) {
-    const Problem& p = request.problem;
-    const GpuInfo& gpu = gpus().list[static_cast<std::size_t>(request.device.index)];
-    const std::int64_t longest = pieces(p.tokens, sm80::chunk_tokens(p));
-    const PlanOptions& options = request.options;
-    const std::int64_t asked = options.context_split > 0 ? options.context_split : options.batch_invariant ? 1 : 0;
-    ForwardShape best(p, gpu, longest, std::max<std::int64_t>(asked, 1));
-    if (asked > 0) return best;
-    // A packed call of several sequences has as many tokens as one long one; how they lie is not known here.
-    for (std::int64_t segments = 2; segments <= std::min<std::int64_t>(longest, 128); ++segments) {
-        const ForwardShape other(p, gpu, longest, segments);
-        if (other.time < 0.95 * best.time) best = other;
-    }
-    return best;
-}
 
 class ChunkedForwardPlan final : public PassPlan {
 public:
     explicit ChunkedForwardPlan(const PlanRequest& request)
         : device_(request.device.index),
-          shape_(choose(request)),
-          setup_(request.problem, device_, shape_.segment_chunks, workspace_),
+          shapes_(request.problem, gpus().list[static_cast<std::size_t>(device_)]),
+          segments_(request.problem, request.options, shapes_.costs),
+          setup_(request.problem, device_, segments_, workspace_),
           packed_(request.problem.sequences > 0) {
         const Problem& p = request.problem;
-        const std::int64_t rows = setup_.segments() * p.heads_v;
-        tiles_ = static_cast<std::uint32_t>(pieces(p.dim_v, shape_.outputs.columns));
-        end_tiles_ =
-            static_cast<std::uint32_t>(pieces(p.dim_v, shape_.ends.columns) + pieces(p.dim_k, shape_.ends.columns));
-        blocks_ = static_cast<std::uint32_t>(rows) * tiles_;
-        end_blocks_ = static_cast<std::uint32_t>(rows) * end_tiles_;
+        rows_ = static_cast<std::uint32_t>(setup_.segments() * p.heads_v);
         zero_blocks_ = zero_blocks_of(p);
-        if (setup_.split()) {
-            const auto states = static_cast<std::size_t>(rows);
+        if (segments_.split) {
+            const auto states = static_cast<std::size_t>(rows_);
             starts_ = workspace_.book<float>("states at the cuts (segments, Hv, V, K)", states * p.dim_v * p.dim_k);
             ends_ = workspace_.book<float>("ends and transitions (segments, Hv, V + K, K)",
                                            states * (p.dim_v + p.dim_k) * p.dim_k);
@@ -111,50 +60,66 @@ public:
 
     std::string explain() const override {
         std::string text = "chunks of " + std::to_string(setup_.chunk()) + " tokens on the matrix units, at most " +
-                           std::to_string(setup_.chunks()) + " of them; " + std::to_string(blocks_) +
-                           " blocks over (segment, value head, " + std::to_string(shape_.outputs.columns) +
-                           " columns of V), " + std::to_string(shape_.outputs.stages) + " chunk(s) in shared memory; ";
-        if (setup_.split()) {
-            text += "segments of " + std::to_string(setup_.segment_chunks()) +
-                    " chunks, their start states by transitions and an exact carry in fp32; ";
-        } else {
-            text += "sequences in one piece; ";
+                           std::to_string(setup_.chunks()) + " of them; ";
+        int launches = (packed_ ? 1 : 0) + 1 + (segments_.split ? 1 : 0);
+        const char* between = "";
+        for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
+            launches += segments_.may(kEnds, i) ? 1 : 0;
+            if (!segments_.may(kOutputs, i)) continue;
+            ++launches;
+            text += between + std::to_string(rows_ * blocks(shapes_.outputs, i)) +
+                    " blocks over (segment, value head, " + shapes_.outputs.explain(shapes_.family, i);
+            between = ", or ";
         }
-        return text + std::to_string((packed_ ? 1 : 0) + 2 + (setup_.split() ? 2 : 0)) + " launches";
+        text += "; " + segments_.explain();
+        if (segments_.split) text += ", their start states by transitions and an exact carry in fp32";
+        return text + "; " + std::to_string(launches) + " launches";
     }
 
     Status run(const ForwardCall& call, std::byte* workspace, Stream stream) const noexcept override {
         if (Status status = setup_.prepare(kFunction, call, workspace, stream); !status.ok()) return status;
-        sm80::ChunkParams params;
+        ChunkParams params;
         params.call = call;
-        params.table = setup_.table(workspace);
         params.from = setup_.prepared(workspace);
-        if (setup_.split()) {
+        if (segments_.split) {
             params.states = {starts_.in(workspace), ends_.in(workspace)};
-            params.mode = sm80::ChunkMode::ends;
-            params.columns = shape_.ends.columns;
-            params.stages = shape_.ends.stages;
-            params.tiles = end_tiles_;
-            params.segment_blocks = end_blocks_;
-            if (Status status = sm80::launch_chunks(kFunction, params, device_, stream); !status.ok()) return status;
-            const sm80::CarryParams carry{call, params.table, params.states, {}};
+            params.mode = ChunkMode::ends;
+            if (Status status = walk(params, kEnds, shapes_.ends, workspace, stream); !status.ok()) return status;
+            const sm80::CarryParams carry{call, setup_.table(workspace, kEnds), params.states, {}, 0, 0};
             if (Status status = sm80::launch_carry(kFunction, carry, device_, stream); !status.ok()) return status;
         }
-        params.mode = sm80::ChunkMode::outputs;
-        params.columns = shape_.outputs.columns;
-        params.stages = shape_.outputs.stages;
-        params.tiles = tiles_;
-        params.segment_blocks = blocks_;
+        params.mode = ChunkMode::outputs;
         params.zero_blocks = zero_blocks_;
-        return sm80::launch_chunks(kFunction, params, device_, stream);
+        return walk(params, kOutputs, shapes_.outputs, workspace, stream);
     }
 
 private:
+    static std::uint32_t blocks(const ChunkWalkShapes& shapes, int launch) {
+        return static_cast<std::uint32_t>(shapes.launches[launch].blocks);
+    }
+
+    // Every launch that may be needed; blocks of those that are not leave at once.
+    Status walk(ChunkParams& params, int walk, const ChunkWalkShapes& shapes, std::byte* workspace,
+                Stream stream) const noexcept {
+        for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
+            if (!segments_.may(walk, i)) continue;
+            params.table = setup_.table(workspace, walk, i);
+            params.columns = shapes.shapes[i].columns;
+            params.stages = shapes.shapes[i].stages;
+            params.tiles = blocks(shapes, i);
+            params.segment_blocks = rows_ * params.tiles;
+            if (Status status = shapes_.family.launch(kFunction, params, device_, stream); !status.ok()) return status;
+            params.zero_blocks = 0;  // the first launch has them
+        }
+        return {};
+    }
+
     std::int32_t device_;
-    ForwardShape shape_;
+    ForwardShapes shapes_;
+    SegmentPlan segments_;
     ChunkSetup setup_;
     bool packed_;
-    std::uint32_t tiles_ = 1, end_tiles_ = 1, blocks_ = 0, end_blocks_ = 0, zero_blocks_ = 0;
+    std::uint32_t rows_ = 0, zero_blocks_ = 0;  // segments and value heads
     Booking<float> starts_, ends_;
 };
 

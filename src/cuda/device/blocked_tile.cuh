@@ -52,6 +52,12 @@ struct BlockedRows {
     __device__ __forceinline__ BlockedRows(Element* matrix, int row, std::int64_t part_elements)
         : at(matrix + row * kColumns + static_cast<int>(threadIdx.x % 32) * 2), part(part_elements) {}
 
+    // Columns 16 k .. 16 k + 15, held as an A fragment.
+    __device__ __forceinline__ void set_fragment(int k, const Fragment<Op>& f) const {
+#pragma unroll
+        for (int block = 0; block < 4; ++block) set(block % 2, 2 * k + block / 2, f.pair(block));
+    }
+
     // The lane's pair of the 8x8 block at (8 half, 8 n): rows and columns as in an accumulator.
     __device__ __forceinline__ void set(int half, int n, const Pair<Op>& pair) const {
 #pragma unroll

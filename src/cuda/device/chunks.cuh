@@ -38,15 +38,37 @@ __device__ __forceinline__ Chunk chunk_of(const Inputs& in, const ChunkTable& ta
         if (chunk.n < 0) return chunk;
         first = number - table.chunks[chunk.n];
     } else {
-        const std::int64_t each = pieces(in.problem.tokens, table.chunk);
-        chunk.n = number / each;
-        first = number % each;
+        // NOTE: grids bound both, and a division of 64 bits takes a hundred instructions.
+        const auto each = static_cast<std::uint32_t>(pieces(in.problem.tokens, table.chunk));
+        chunk.n = static_cast<std::uint32_t>(number) / each;
+        first = static_cast<std::uint32_t>(number) % each;
     }
     const Span span = clamped_span(in, chunk.n);
     chunk.batch = span.batch;
     chunk.begin = span.begin + first * table.chunk;
     chunk.tokens = static_cast<int>(clamp(span.length - first * table.chunk, 0, table.chunk));
     return chunk;
+}
+
+__device__ __forceinline__ SegmentChoice choice_of(const ChunkTable& table) {
+    return table.choice ? *table.choice : SegmentChoice{table.segment_chunks, ~0u};
+}
+
+// Whether a launch has anything to do.
+__device__ __forceinline__ bool is_needed(const ChunkTable& table) {
+    return (choice_of(table).launches & table.launch) != 0;
+}
+
+// The segments of a sequence.
+struct SegmentRange {
+    std::int32_t first = 0, count = 0;
+};
+
+__device__ __forceinline__ SegmentRange segments_of(const Inputs& in, const ChunkTable& table, std::int64_t n) {
+    if (table.segments) return {table.segments[n], table.segments[n + 1] - table.segments[n]};
+    const std::int64_t chunks = pieces(in.problem.tokens, table.chunk);
+    const auto count = static_cast<std::int32_t>(chunks > 0 ? pieces(chunks, table.segment_chunks) : 1);
+    return {static_cast<std::int32_t>(n) * count, count};
 }
 
 // A run of chunks that one block walks through, `chunks` of them.
@@ -63,6 +85,8 @@ struct Segment {
 __device__ __forceinline__ Segment segment_of(const Inputs& in, const ChunkTable& table, std::int64_t number) {
     Segment segment;
     std::int64_t total, first;
+    const SegmentChoice choice = choice_of(table);
+    if ((choice.launches & table.launch) == 0) return segment;
     if (table.segments) {
         segment.n = sequence_of(table.segments, in.count, number);
         if (segment.n < 0) return segment;
@@ -71,18 +95,18 @@ __device__ __forceinline__ Segment segment_of(const Inputs& in, const ChunkTable
         total = table.chunks[segment.n + 1] - first;
     } else {
         total = pieces(in.problem.tokens, table.chunk);
-        const std::int64_t each = total > 0 ? pieces(total, table.segment_chunks) : 1;
-        segment.n = number / each;
-        segment.index = static_cast<std::int32_t>(number % each);
+        const auto each = static_cast<std::uint32_t>(total > 0 ? pieces(total, choice.segment_chunks) : 1);
+        segment.n = static_cast<std::uint32_t>(number) / each;
+        segment.index = static_cast<std::int32_t>(static_cast<std::uint32_t>(number) % each);
         first = segment.n * total;
     }
-    const std::int64_t skipped = std::int64_t(segment.index) * table.segment_chunks;
+    const std::int64_t skipped = std::int64_t(segment.index) * choice.segment_chunks;
     segment.first_chunk = first + skipped;
     segment.first_token = skipped * table.chunk;
-    segment.last = total - skipped <= table.segment_chunks;
+    segment.last = total - skipped <= choice.segment_chunks;
     // Malformed offsets may promise a sequence more segments than it has chunks for.
     segment.chunks =
-        static_cast<std::int32_t>(segment.last ? (total > skipped ? total - skipped : 0) : table.segment_chunks);
+        static_cast<std::int32_t>(segment.last ? (total > skipped ? total - skipped : 0) : choice.segment_chunks);
     return segment;
 }
 

@@ -16,6 +16,10 @@ __device__ __forceinline__ std::int64_t only_here(std::int64_t x) {
     asm volatile("" : "+l"(x));
     return x;
 }
+__device__ __forceinline__ int only_here(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

@@ -26,7 +26,8 @@ __device__ __forceinline__ void share_sums(float (&x)[kRows], int lane) {
     static_assert(kLanes * kStride <= 32);
     constexpr int kSplits = kRows < kLanes ? kRows : kLanes;
 #pragma unroll
-    for (int bit = kSplits / 2, half = kRows / 2; bit > 0; bit /= 2, half /= 2) {
+    for (int split = 2; split <= kSplits; split *= 2) {
+        const int bit = kSplits / split, half = kRows / split;
         const bool upper = (lane & bit) != 0;
 #pragma unroll
         for (int i = 0; i < half; ++i) {

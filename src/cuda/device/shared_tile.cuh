@@ -10,14 +10,21 @@ namespace flashqla::cuda {
 
 // kRows x kColumns, kRows x (kColumns + 8) in memory: with a stride of an odd number of 16 bytes the eight rows that
 // ldmatrix reads together lie in different banks. Parts lie one after the other.
-template <class Op, int kRows_, int kColumns_>
+template <class Op_, int kRows_, int kColumns_>
 struct SharedTile {
+    using Op = Op_;
     using Element = typename Op::Element;
     static constexpr int kRows = kRows_, kColumns = kColumns_, kStride = kColumns + 8;
     static constexpr int kPart = kRows * kStride;  // elements of a part
     static_assert(kColumns % 16 == 0 && kRows % 16 == 0);
 
     alignas(16) Element x[Op::kParts * kPart];
+
+    // Bytes from the tile's beginning; rows that are a multiple of 8 apart lie that many kRowBytes apart.
+    static constexpr int kRowBytes = kStride * static_cast<int>(sizeof(Element));
+    static __device__ __forceinline__ int offset(int row, int column) {
+        return row * kRowBytes + column * static_cast<int>(sizeof(Element));
+    }
 
     // A[m][k] = tile[m0 + m][k0 + k]
     __device__ __forceinline__ Fragment<Op> a(int m0, int k0) const {
@@ -151,12 +158,12 @@ struct GlobalRows {
 
 // Fills a tile from global memory by kThreads threads; what lies outside the rows or columns becomes zero, whatever
 // memory holds there. One element after another: for what the background copies cannot do.
-template <int kThreads, class Op, int kRows, int kColumns>
-__device__ __noinline__ void fill_by_element(SharedTile<Op, kRows, kColumns>& tile,
-                                             GlobalRows<typename Op::Input> from) {
-    constexpr int kPairs = kColumns / 2;
+template <int kThreads, class Tile>
+__device__ __noinline__ void fill_by_element(Tile& tile, GlobalRows<typename Tile::Op::Input> from) {
+    using Op = typename Tile::Op;
+    constexpr int kPairs = Tile::kColumns / 2;
 #pragma unroll 4
-    for (int at = static_cast<int>(threadIdx.x); at < kRows * kPairs; at += kThreads) {
+    for (int at = static_cast<int>(threadIdx.x) % kThreads; at < Tile::kRows * kPairs; at += kThreads) {
         const int row = at / kPairs, column = at % kPairs * 2;
         float x[2];
 #pragma unroll
@@ -169,12 +176,14 @@ __device__ __noinline__ void fill_by_element(SharedTile<Op, kRows, kColumns>& ti
 }
 
 // Fills a tile with one chunk's rows after another. 16-bit types travel in the background where alignment allows, from
-// addresses that walk along instead of being computed anew each time.
-template <int kThreads, class Op, int kRows, int kColumns>
+// addresses that walk along instead of being computed anew each time. The threads are kThreads neighbours, the first of
+// them a multiple of kThreads.
+template <int kThreads, class Tile>
 class RowWalk {
-    using Tile = SharedTile<Op, kRows, kColumns>;
+    using Op = typename Tile::Op;
     using Input = typename Op::Input;
-    static constexpr int kVectors = kColumns / 8, kStep = kThreads / kVectors;  // vectors of a row, rows at a time
+    static constexpr int kRows = Tile::kRows, kVectors = Tile::kColumns / 8;  // 16 bytes each
+    static constexpr int kStep = kThreads / kVectors;                         // rows at a time
     static_assert(kThreads % kVectors == 0 && kRows % kStep == 0);
 
 public:
@@ -189,37 +198,37 @@ public:
         if (!copies_) {
             fill_by_element<kThreads>(tile, GlobalRows<Input>{at_, stride, rows, columns});
         } else {
-            const std::uint32_t to = shared_address(tile.x) + (row() * Tile::kStride + column()) * 2;
+            const std::uint32_t to = shared_address(tile.x) + Tile::offset(row(), column());
             const int limit = inside_ ? rows - row() : 0;
             const Input* from = at_;
 #pragma unroll
             for (int i = 0; i < kRows; i += kStep, from += kStep * stride) {
-                copy_16_async(to + i * Tile::kStride * 2, from, i < limit);
+                copy_16_async(to + i * Tile::kRowBytes, from, i < limit);
             }
         }
         at_ += kRows * stride;
     }
 
 private:
-    static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kVectors; }
-    static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x) % kVectors * 8; }
+    static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
+    static __device__ __forceinline__ int row() { return thread() / kVectors; }
+    static __device__ __forceinline__ int column() { return thread() % kVectors * 8; }
 
     const Input* at_;
     bool copies_, inside_;
 };
 
 // Fills a tile once: in the background where types and alignment allow; the caller commits and waits.
-template <int kThreads, class Op, int kRows, int kColumns>
-__device__ __forceinline__ void fill(SharedTile<Op, kRows, kColumns>& tile,
-                                     const GlobalRows<typename Op::Input>& from) {
-    RowWalk<kThreads, Op, kRows, kColumns>(from).next(tile, from.stride, from.rows, from.columns);
+template <int kThreads, class Tile>
+__device__ __forceinline__ void fill(Tile& tile, const GlobalRows<typename Tile::Op::Input>& from) {
+    RowWalk<kThreads, Tile>(from).next(tile, from.stride, from.rows, from.columns);
 }
 
 // Copies the first bytes of a record to shared memory as they are, in the background.
 template <int kThreads, int kBytes>
 __device__ __forceinline__ void copy_record(void* to, const void* from) {
     static_assert(kBytes % 16 == 0);
-    const int thread = static_cast<int>(threadIdx.x);
+    const int thread = static_cast<int>(threadIdx.x) % kThreads;
     const std::uint32_t first = shared_address(to) + 16 * thread;
     const char* at = static_cast<const char*>(from) + 16 * thread;
 #pragma unroll

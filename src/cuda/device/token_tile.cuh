@@ -32,11 +32,12 @@ inline constexpr DType kTypeOf = sizeof(T) == 4              ? DType::f32
                                                              : DType::bf16;
 
 // Fills a tile from elements of any type, rounded to the operands' one by one.
-template <int kThreads, class Op, int kRows, int kColumns>
-__device__ __noinline__ void fill_converted(SharedTile<Op, kRows, kColumns>& tile, const TokenRows& from) {
-    constexpr int kPairs = kColumns / 2;
+template <int kThreads, class Tile>
+__device__ __noinline__ void fill_converted(Tile& tile, const TokenRows& from) {
+    using Op = typename Tile::Op;
+    constexpr int kPairs = Tile::kColumns / 2;
 #pragma unroll 1
-    for (int at = static_cast<int>(threadIdx.x); at < kRows * kPairs; at += kThreads) {
+    for (int at = static_cast<int>(threadIdx.x) % kThreads; at < Tile::kRows * kPairs; at += kThreads) {
         const int row = at / kPairs, column = at % kPairs * 2;
         float x[2];
 #pragma unroll
@@ -49,13 +50,13 @@ __device__ __noinline__ void fill_converted(SharedTile<Op, kRows, kColumns>& til
 }
 
 // As fill() for a tensor of the operands' own type; others are converted.
-template <int kThreads, class Op, int kRows, int kColumns>
-__device__ __forceinline__ void fill_tokens(SharedTile<Op, kRows, kColumns>& tile, const TokenRows& from) {
-    using Input = typename Op::Input;
-    constexpr int kVectors = kRows * kColumns / 8;
+template <int kThreads, class Tile>
+__device__ __forceinline__ void fill_tokens(Tile& tile, const TokenRows& from) {
+    using Input = typename Tile::Op::Input;
+    constexpr int kVectors = Tile::kRows * Tile::kColumns / 8;
     constexpr int kFillers = kVectors < kThreads ? kVectors : kThreads;  // a small tile does not employ them all
     if (from.dtype != kTypeOf<Input>) return fill_converted<kThreads>(tile, from);
-    if (kFillers == kThreads || threadIdx.x < kFillers) {
+    if (kFillers == kThreads || threadIdx.x % kThreads < kFillers) {
         fill<kFillers>(tile,
                        GlobalRows<Input>{static_cast<const Input*>(from.data), from.stride, from.rows, from.columns});
     }

@@ -33,6 +33,7 @@ Gpus find_gpus() {
         info.minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
         info.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, device);
         info.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+        info.hopper = info.major == 9 && has_exact_code_for(architectures(), info.major, info.minor);
         found.list.push_back(info);
     }
     if (found.list.empty()) found.problem = "no GPU can be used: the driver lists none";
@@ -48,22 +49,38 @@ const Gpus& gpus() {
 
 std::string_view architectures() noexcept { return FQLA_CUDA_ARCHITECTURES; }
 
-bool has_code_for(std::string_view list, int major, int minor) noexcept {
+namespace {
+
+// f(compute capability as a number such as 90, what follows it) for each item, until it is true for one.
+template <class F>
+bool any_of_items(std::string_view list, F&& f) noexcept {
     while (!list.empty()) {
         const std::string_view item = list.substr(0, list.find(' '));
         list.remove_prefix(item.size() < list.size() ? item.size() + 1 : list.size());
         int number = 0;
         const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), number);
         if (error != std::errc{}) continue;
-        const std::string_view kind(end, static_cast<std::size_t>(item.data() + item.size() - end));
-        const int code_major = number / 10, code_minor = number % 10, wanted = 10 * major + minor;
-        const bool exact = kind.substr(0, 1) == "a", real = kind.find("virtual") == kind.npos;
-        const bool ptx = kind.find("real") == kind.npos && !exact;
-        if (exact && number == wanted) return true;
-        if (!exact && real && code_major == major && code_minor <= minor) return true;
-        if (ptx && number <= wanted) return true;
+        if (f(number, std::string_view(end, static_cast<std::size_t>(item.data() + item.size() - end)))) return true;
     }
     return false;
+}
+
+bool is_exact(std::string_view kind) noexcept { return kind.substr(0, 1) == "a"; }
+
+}  // namespace
+
+bool has_code_for(std::string_view list, int major, int minor) noexcept {
+    return any_of_items(list, [=](int number, std::string_view kind) {
+        const int code_major = number / 10, code_minor = number % 10, wanted = 10 * major + minor;
+        const bool real = kind.find("virtual") == kind.npos, ptx = kind.find("real") == kind.npos;
+        if (is_exact(kind)) return number == wanted;
+        return (real && code_major == major && code_minor <= minor) || (ptx && number <= wanted);
+    });
+}
+
+bool has_exact_code_for(std::string_view list, int major, int minor) noexcept {
+    return any_of_items(
+        list, [=](int number, std::string_view kind) { return is_exact(kind) && number == 10 * major + minor; });
 }
 
 CurrentDevice::CurrentDevice(int index) noexcept {

@@ -12,9 +12,9 @@
 
 #include "cuda/device/chunks.cuh"
 #include "cuda/device/shared_memory.cuh"
+#include "cuda/device/state_rows.cuh"
 #include "cuda/device/turned.cuh"
 #include "cuda/sm80/adjoint/config.cuh"
-#include "cuda/sm80/chunk/state.cuh"
 
 namespace flashqla::cuda::sm80 {
 

@@ -22,6 +22,7 @@ struct AdjointParams {
     bool only_starts = false;   // only D* of every segment but the first, from a zero end; no outputs
     std::uint32_t tiles = 1;    // of V
     std::uint32_t blocks = 0;   // a segment, a value head and a tile each
+    std::int32_t columns = 64;  // of V of a block
     std::int32_t stages = 1;    // chunks in shared memory at a time
     std::int32_t split = 1;     // parts of K, a warp each, that share 16 columns of V
 };

@@ -10,8 +10,6 @@
 
 namespace flashqla::cuda::sm80 {
 
-inline constexpr int kCarryRows = 16;  // columns of V of a block
-
 // fp32, D^T row by row [segments][Hv][V][K].
 struct SegmentAdjoints {
     float* starts = nullptr;  // D* of the state that enters a segment, all but the first of their sequence
@@ -23,8 +21,20 @@ struct CarryParams {
     ChunkTable table;
     SegmentStates states;
     SegmentAdjoints adjoints;  // given: they are carried, with the transitions of `states`, and not the states
+    // Set by launch_carry: a sequence, a head and some columns each, and the blocks that share them.
+    std::uint32_t items = 0, blocks = 0;
 };
 
-Status launch_carry(const char* function, const CarryParams& params, int device, Stream stream) noexcept;
+// Columns of V of a block: as many blocks as one sequence keeps busy, for it is rarely more than one that is cut often.
+constexpr int carry_rows(const Problem& p, int multiprocessors) noexcept {
+    return p.heads_v * pieces(p.dim_v, 8) <= multiprocessors ? 8 : 16;
+}
+// The share of the GPU that carrying one sequence takes.
+constexpr float carry_share(const Problem& p, int multiprocessors) noexcept {
+    return static_cast<float>(p.heads_v * pieces(p.dim_v, carry_rows(p, multiprocessors))) /
+           static_cast<float>(multiprocessors);
+}
+
+Status launch_carry(const char* function, CarryParams params, int device, Stream stream) noexcept;
 
 }  // namespace flashqla::cuda::sm80

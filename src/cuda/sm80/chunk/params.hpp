@@ -1,44 +1,12 @@
-// The state's way through the chunks of a segment: outputs, final states, checkpoints; or only what a segment does to
-// the state (its end from zeros, and its transition); or the state that enters each chunk, for the backward pass.
+// The state's way through the chunks of a segment.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 
-#include "base/call.hpp"
-#include "cuda/chunks.hpp"
+#include "cuda/chunk_params.hpp"
 #include "cuda/sm80/prepare/params.hpp"
 
 namespace flashqla::cuda::sm80 {
-
-enum class ChunkMode : std::int32_t {
-    outputs = 0,  // o, final_state, checkpoints
-    ends = 1,     // the state that leaves each segment but the last of a sequence, and the segment's transition
-    history = 2,  // the state that enters each chunk, and the deltas of its tokens
-};
-
-// fp32, S^T or M^T row by row: [segments][Hv][rows][K]. A segment's end has dim_v rows of S* (the true end for the
-// first segment of a sequence, from zeros for the others), then dim_k rows of M^T.
-struct SegmentStates {
-    float* starts = nullptr;  // [segments][Hv][V][K] of the segments that are not the first of their sequence
-    float* ends = nullptr;    // [segments][Hv][V + K][K]
-};
-
-struct ChunkParams {
-    ForwardCall call;
-    ChunkTable table;
-    const void* from = nullptr;  // PreparedChunk [chunks][Hv]
-    SegmentStates states;
-    // Of the operands' type in 8x8 blocks (BlockedTile), zeros where they are padded. The deltas X^T are those before
-    // `keep`.
-    void* history = nullptr;  // [chunks][Hv][parts][V padded][K padded], S^T
-    void* deltas = nullptr;   // [chunks][Hv][parts][V padded][chunk]
-    ChunkMode mode = ChunkMode::outputs;
-    std::uint32_t tiles = 1;           // of V; with ChunkMode::ends also those of the transition
-    std::uint32_t segment_blocks = 0;  // blocks of segments, then some that zero the tail of o
-    std::uint32_t zero_blocks = 0;
-    std::int32_t columns = 64;  // of V of a block: 64, or 128 for up to 128 keys of 16 bits
-    std::int32_t stages = 1;    // chunks in shared memory at a time; 2 hides the loads
-};
 
 // Shared memory of a block with that many stages.
 std::size_t chunk_shared_bytes(const Problem& problem, int columns, int stages) noexcept;

@@ -17,14 +17,35 @@ __device__ __forceinline__ float over_sides(const float (&x)[kCount][kChunk], in
     return sum;
 }
 
-// From what the block has left in shared memory. `last`: the chunk's last token, whose own way to the end of the chunk
-// would be subtracted from itself; it stands for the chunk's whole decay instead, <D, S>.
+// Of a token, or of a part of what a token's sums are taken over. `query` is query_i <q_i, (dO S^T)_i>, `read` is
+// <W'_i, e_i U_i>; `outputs` and `system` are sums over the row of H, with P' and with L' without beta.
+__device__ __forceinline__ double gamma_of_token(float query, float read, float outputs, float system, float beta) {
+    return static_cast<double>(query) + static_cast<double>(outputs) - static_cast<double>(beta * read) +
+           static_cast<double>(beta * system);
+}
+// `value` is <W'_i, v_i>.
+__device__ __forceinline__ float beta_of_token(float value, float read, float system) { return value - read + system; }
+
+// From those two; `leaves` are H_ji of later tokens j, `keep` is keep_i <k_i, (X D^T)_i>, `along` what the whole decay
+// of the chunk gives, exp(gamma_C) <D, S>. `last`: the chunk's last token, whose own way to the end of the chunk would
+// be subtracted from itself; it stands for the chunk's whole decay instead.
+__device__ __forceinline__ TokenGradient gradient_of_token(double gamma, float beta, double leaves, float keep,
+                                                           double along, bool last) {
+    TokenGradient d;
+    d.beta = beta;
+    d.gamma = gamma - leaves;
+    d.to_end = last ? static_cast<float>(along) : keep;
+    if (!last) d.gamma -= static_cast<double>(keep);
+    return d;
+}
+
+// From what the block has left in shared memory.
 template <class Config>
 __device__ __forceinline__ TokenGradient gradient_of_token(const GradientShared<Config>& shared,
                                                            const RowFactors<Config::kChunk>& f, int i, bool last) {
     const int block = i / 16, r = i % 16;
     float outputs = 0.0f, system = 0.0f;
-    double leaves = 0.0;  // H_ji of later tokens j
+    double leaves = 0.0, along = 0.0;
 #pragma unroll
     for (int b = 0; b < Config::kBlocks; ++b) {
         if (b <= block) {
@@ -37,22 +58,16 @@ __device__ __forceinline__ TokenGradient gradient_of_token(const GradientShared<
             leaves += static_cast<double>(shared.columns[0][at][r]) + static_cast<double>(shared.columns[1][at][r]);
         }
     }
-    const float decay = expf(f.high[i] + f.low[i]) * f.norm_k[i];
-    const float decayed_read = decay * over_sides(shared.read_dots, i);  // <W'_i, e_i U_i>
-    TokenGradient d;
-    d.beta = over_sides(shared.value_dots, i) - decayed_read + system;
-    d.gamma = static_cast<double>(f.query[i] * over_sides(shared.query_dots, i)) + static_cast<double>(outputs) -
-              static_cast<double>(f.beta[i] * decayed_read) + static_cast<double>(f.beta[i] * system) - leaves;
     if (last) {
-        double along = 0.0;
 #pragma unroll
         for (int w = 0; w < Config::kWarps; ++w) along += static_cast<double>(shared.along[w]);
-        d.to_end = static_cast<float>(static_cast<double>(f.total[0]) * along);
-    } else {
-        d.to_end = f.keep[i] * over_sides(shared.keep_dots, i);
-        d.gamma -= static_cast<double>(d.to_end);
+        along *= static_cast<double>(f.total[0]);
     }
-    return d;
+    const float read = expf(f.high[i] + f.low[i]) * f.norm_k[i] * over_sides(shared.read_dots, i);
+    return gradient_of_token(
+        gamma_of_token(f.query[i] * over_sides(shared.query_dots, i), read, outputs, system, f.beta[i]),
+        beta_of_token(over_sides(shared.value_dots, i), read, system), leaves,
+        f.keep[i] * over_sides(shared.keep_dots, i), along, last);
 }
 
 // The sum over this lane and those after it.

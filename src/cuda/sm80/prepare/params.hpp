@@ -6,6 +6,7 @@
 
 #include "base/call.hpp"
 #include "cuda/chunks.hpp"
+#include "cuda/device/divide.cuh"
 
 namespace flashqla::cuda::sm80 {
 
@@ -26,11 +27,17 @@ constexpr std::size_t prepared_bytes(const Problem& p) noexcept {
                                  : sizeof(PreparedChunk<std::uint16_t, 1, 64>);
 }
 
+// Value heads that a block has at most.
+inline constexpr std::int32_t kMostPreparedHeads = 4;
+
 struct PrepareParams {
     Inputs in;
     ChunkTable table;
     void* to = nullptr;      // PreparedChunk [chunks][Hv]
-    std::int32_t share = 1;  // value heads of a group that a block has; the last one may have fewer
+    std::int32_t share = 1;  // value heads of a group that a block has, or fewer
+    // Filled in by the launch.
+    std::int32_t group = 1;
+    Divider shares{}, key_heads{};
 };
 
 // One block for each of `chunks` (a bound), key heads and shares of a group.

@@ -7,7 +7,7 @@
 #include "cuda/device/blocked_tile.cuh"
 #include "cuda/device/operand.cuh"
 
-namespace flashqla::cuda::sm80 {
+namespace flashqla::cuda {
 
 template <int kK>
 struct StateRows {
@@ -58,6 +58,18 @@ struct StateRows {
         store_to(CallersState(to, p, state_row, head, v0, k0), *this);
     }
 
+    // The same without a call: for kernels in which a call would make wgmma wait, or everyone keep to its registers.
+    __device__ __forceinline__ void load_here(const StateRef& from, const Problem& p, std::int64_t state_row,
+                                              std::int32_t head, int v0) {
+        const CallersState state(from, p, state_row, head, v0, 0);
+        with_type(state.dtype, state.data, [&]<class T>(T* data) { load_typed(data, state); });
+    }
+    __device__ __forceinline__ void store_here(const StateRef& to, const Problem& p, std::int64_t state_row,
+                                               std::int32_t head, int v0) {
+        const CallersState state(to, p, state_row, head, v0, 0);
+        with_type(state.dtype, state.data, [&]<class T>(T* data) { store_typed(data, state); });
+    }
+
     // Rows v0.. and columns k0.. of a matrix [rows][columns] in fp32.
     __device__ __forceinline__ void load_rows(const float* from, int v0, int rows, int columns, int k0 = 0) {
         each([&](float& x, int r, int c) {
@@ -101,36 +113,41 @@ private:
               keys(p.dim_k - k0) {}
     };
 
+    template <class T>
+    __device__ __forceinline__ void load_typed(const T* data, const CallersState& from) {
+        each([&](float& x, int r, int c) {
+            const bool inside = r < from.rows && c < from.keys;
+            x = inside ? to_float(data[from.first + r * from.stride_v + c * from.stride_k]) : 0.0f;
+        });
+    }
+    template <class T>
+    __device__ __forceinline__ void store_typed(T* data, const CallersState& to) {
+        each([&](float& x, int r, int c) {
+            if (r < to.rows && c < to.keys) data[to.first + r * to.stride_v + c * to.stride_k] = from_float<T>(x);
+        });
+    }
+
     // NOTE: these two are not inlined: they run once a segment or checkpoint, and the offsets and conversions of all
     // types, twice each, would be ten times the code and half the registers of the walk around them.
     static __device__ __noinline__ StateRows loaded(CallersState from) {
         StateRows rows;
-        with_type(from.dtype, from.data, [&]<class T>(T* data) {
-            rows.each([&](float& x, int r, int c) {
-                const bool inside = r < from.rows && c < from.keys;
-                x = inside ? to_float(data[from.first + r * from.stride_v + c * from.stride_k]) : 0.0f;
-            });
-        });
+        with_type(from.dtype, from.data, [&]<class T>(T* data) { rows.load_typed(data, from); });
         return rows;
     }
     static __device__ __noinline__ void store_to(CallersState to, StateRows rows) {
-        with_type(to.dtype, to.data, [&]<class T>(T* data) {
-            rows.each([&](float& x, int r, int c) {
-                if (r < to.rows && c < to.keys) {
-                    data[to.first + r * to.stride_v + c * to.stride_k] = from_float<T>(x);
-                }
-            });
-        });
+        with_type(to.dtype, to.data, [&]<class T>(T* data) { rows.store_typed(data, to); });
     }
 
     // f(element, row within the block's tile, key)
     template <class F>
     __device__ __forceinline__ void each(F&& f) {
+        // NOTE: or the columns that a store compares with are kept in registers from the beginning on.
+        const int first = only_here(column());
 #pragma unroll
         for (int n = 0; n < kK / 8; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) f(s[n][e], row(e / 2), 8 * n + column() + e % 2);
+            for (int e = 0; e < 4; ++e) f(s[n][e], row(e / 2), 8 * n + first + e % 2);
     }
 };
 
-}  // namespace flashqla::cuda::sm80
+}  // namespace flashqla::cuda

@@ -1,0 +1,92 @@
+// The launches that a chunk kernel offers for a walk: 64 columns of V in a block, one block a multiprocessor, which is
+// done soonest when that is enough for all; and the shape that does most at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cuda/host/device.hpp"
+#include "cuda/segment_cost.hpp"
+#include "cuda/sm80/chunk/params.hpp"
+#include "cuda/sm90/chunk/params.hpp"
+
+namespace flashqla::cuda {
+
+// Microseconds that a block needs for a chunk, every multiprocessor having as many; and for its way in and out.
+struct ChunkTimes {
+    float narrow, two_narrow, wide;  // one block of 64 columns, two of them, one of 128; 0: not offered
+    float start;
+};
+
+// What plans know of the chunk kernels of an architecture. Times are measured (docs/kernels/cuda_forward.md,
+// hopper.md); only their ratios matter.
+struct ChunkFamily {
+    ChunkTimes outputs, ends, history;
+    bool own_stages;  // the kernel knows how many chunks it holds, one block a multiprocessor
+    Status (*launch)(const char* function, const ChunkParams& params, int device, Stream stream) noexcept;
+};
+inline constexpr ChunkFamily kSm80Chunks{{2.75f, 4.7f, 4.0f, 1.0f},  // on one H200
+                                         {1.95f, 3.4f, 3.1f, 3.0f},
+                                         {2.1f, 4.3f, 0.0f, 2.0f},
+                                         false,
+                                         &sm80::launch_chunks};
+inline constexpr ChunkFamily kSm90Chunks{
+    {1.75f, 0.0f, 2.8f, 1.5f}, {1.3f, 0.0f, 2.2f, 3.0f}, {1.6f, 0.0f, 2.9f, 2.0f}, true, &sm90::launch_chunks};
+inline constexpr float kCarryTime = 4.0f, kCarryStep = 2.3f;  // the launch of the ends is in the first
+
+inline const ChunkFamily& chunk_family(const Problem& p, const GpuInfo& gpu) {
+    return gpu.hopper && sm90::has_chunk_kernel(p) ? kSm90Chunks : kSm80Chunks;
+}
+
+// Blocks of so many columns, so many on a multiprocessor. `transition`: columns besides those of V.
+inline WalkLaunch walk_launch(const Problem& p, const GpuInfo& gpu, std::int32_t transition, int columns, int blocks,
+                              float step, float start) {
+    const auto transitions = static_cast<std::int32_t>(pieces(transition, columns));
+    const auto all = static_cast<std::int32_t>(pieces(p.dim_v, columns)) + transitions;
+    return {step, start, all, transitions, 1.0f / static_cast<float>(blocks * gpu.multiprocessors)};
+}
+
+struct ChunkWalkShapes {
+    struct Shape {
+        std::int32_t columns = 64, stages = 1;
+    };
+    Shape shapes[SegmentCosts::kLaunches];
+    WalkLaunch launches[SegmentCosts::kLaunches];
+
+    ChunkWalkShapes(const Problem& p, const GpuInfo& gpu, const ChunkFamily& family, const ChunkTimes& times,
+                    std::int32_t transition) {
+        const auto fits = [&](int columns, int stages, std::size_t blocks) {
+            constexpr std::size_t kReserved = 1 << 10;  // of each block but the first, whose share the limit leaves out
+            return family.own_stages ||
+                   blocks * sm80::chunk_shared_bytes(p, columns, stages) + (blocks - 1) * kReserved <=
+                       static_cast<std::size_t>(gpu.shared_bytes);
+        };
+        const auto launch = [&](int columns, int blocks, float step) {
+            return walk_launch(p, gpu, transition, columns, blocks, step, times.start);
+        };
+        shapes[0] = {64, fits(64, 2, 1) ? 2 : 1};
+        launches[0] = launch(64, 1, times.narrow);
+        if (times.two_narrow > 0 && fits(64, 1, 2)) {
+            shapes[1] = {64, fits(64, 2, 2) ? 2 : 1};
+            launches[1] = launch(64, 2, times.two_narrow);
+        }
+        if (times.wide <= 0 || !sm80::has_wide_blocks(p) || !fits(128, 1, 1)) return;
+        // NOTE: the workspace has room for columns of V in whole blocks of 64.
+        if (family.own_stages && (padded_columns(p.dim_v) % 128 != 0 || padded_columns(transition) % 128 != 0)) return;
+        const WalkLaunch other = launch(128, 1, times.wide);
+        const auto for_many = [](const WalkLaunch& it) { return it.step * static_cast<float>(it.blocks) * it.share; };
+        if (launches[1].step > 0 && for_many(launches[1]) <= for_many(other)) return;
+        shapes[1] = {128, fits(128, 2, 1) ? 2 : 1};
+        launches[1] = other;
+    }
+
+    // "128 columns of V), 2 chunk(s) in shared memory"
+    std::string explain(const ChunkFamily& family, int launch) const {
+        const std::string text = std::to_string(shapes[launch].columns) + " columns of V)";
+        return family.own_stages ? text + " by Hopper's matrix units"
+                                 : text + ", " + std::to_string(shapes[launch].stages) + " chunk(s) in shared memory";
+    }
+};
+
+}  // namespace flashqla::cuda

@@ -1,0 +1,98 @@
+// Barriers in shared memory between warps that load and warps that compute, and what else the two roles need; sm_90.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/mma.cuh"
+
+namespace flashqla::cuda {
+
+// A phase ends when so many arrivals have come as it was made for; phases have parities 0, 1, 0, ...
+struct alignas(8) Barrier {
+    std::uint64_t x;
+
+    __device__ __forceinline__ void init(std::uint32_t arrivals) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(arrivals) : "memory");
+    }
+    __device__ __forceinline__ void arrive() {
+        asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+    }
+    // Arrives, and makes the phase wait for so many bytes that copy_bulk() brings.
+    __device__ __forceinline__ void arrive_expecting(std::uint32_t bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+                     "r"(bytes)
+                     : "memory");
+    }
+    // Arrives when all copies to shared memory that this thread has asked for are there. Who waits for it and
+    // multiplies then needs fence_for_wgmma().
+    __device__ __forceinline__ void arrive_after_copies() {
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(this)) : "memory");
+    }
+    // Waits for the end of the phase with that parity. NOTE: a trap after millions of polls, so that an error in a
+    // kernel ends in a message instead of a GPU that hangs; in one piece of assembly, which keeps registers of the
+    // roles apart.
+    __device__ __forceinline__ void wait(std::uint32_t parity) {
+        asm volatile(
+            "{\n.reg .pred done, late;\n.reg .u32 n;\nmov.u32 n, 0;\n"
+            "POLL_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra DONE_%=;\n"
+            "add.u32 n, n, 1;\nsetp.gt.u32 late, n, 20000000;\n@late trap;\nbra POLL_%=;\nDONE_%=:\n}\n" ::"r"(
+                shared_address(this)),
+            "r"(parity)
+            : "memory");
+    }
+};
+
+// The place in a ring of stages and the parity of its round.
+template <int kStages>
+struct RingPlace {
+    int stage = 0;
+    std::uint32_t round = 0;
+
+    __device__ __forceinline__ void next() {
+        if (++stage == kStages) stage = 0, round ^= 1;
+    }
+};
+
+// The same in one register, for a power of two of stages: how many have been passed.
+template <int kStages>
+struct Turn {
+    static_assert((kStages & (kStages - 1)) == 0);
+    std::uint32_t n = 0;
+
+    __device__ __forceinline__ std::uint32_t stage() const { return n % kStages; }
+    __device__ __forceinline__ std::uint32_t round() const { return n / kStages % 2; }
+};
+
+// Makes barriers that one thread has initialised, visible to everyone.
+__device__ __forceinline__ void fence_barrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// What this thread has written to shared memory becomes visible to the matrix units.
+__device__ __forceinline__ void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Copies neighbouring bytes to shared memory in the background, by one thread: a multiple of 16, both addresses too.
+// The matrix units see what came without a fence.
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, std::uint32_t bytes, Barrier& barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+                 : "memory");
+}
+
+// Waits for kThreads threads, whole warps, that have this number in common; number 0 is __syncthreads().
+template <int kNumber, int kThreads>
+__device__ __forceinline__ void sync_threads() {
+    asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "n"(kThreads) : "memory");
+}
+
+// Registers of this warpgroup's threads from here on.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace flashqla::cuda

@@ -1,0 +1,133 @@
+// Where sequences are best cut: what the launches that walk through them take, by a simple model. One for the host,
+// which knows the lengths of unpacked sequences and has to guess those of packed ones, and for the table kernel, which
+// sees them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/chunks.hpp"
+
+namespace flashqla::cuda {
+
+// A kernel that can do a walk, and how the GPU holds its blocks. Microseconds; only their ratios matter.
+struct WalkLaunch {
+    float step = 0;                      // a block moves by a chunk, every place taken; 0: there is no such kernel
+    float start = 0;                     // before a block's first chunk and behind its last
+    std::int32_t blocks = 0;             // of a segment and value head
+    std::int32_t transition_blocks = 0;  // of these: what the first segment of a sequence does not need
+    float share = 1;                     // of all blocks that are there at the same time, for one
+};
+
+struct SegmentCosts {
+    // The first two walks take every segment, the others all segments but the last (or first) of each sequence, which
+    // is what a cut costs besides the carry. Each has one of its launches.
+    static constexpr int kWalks = 4, kOfAll = 2, kLaunches = 2;
+    WalkLaunch walks[kWalks][kLaunches];
+    float carry = 0, carry_step = 0;   // once, and for each cut of the longest sequence
+    float carry_share = 1;             // of all that can be carried at the same time, for a sequence
+    std::int32_t heads = 1;            // value heads
+    std::int32_t least = 1, most = 1;  // chunks of a segment that may be chosen
+
+    // In SegmentChoice::launches.
+    FQLA_HOST_DEVICE static constexpr std::uint32_t bit(int walk, int launch) {
+        return 1u << (kLaunches * walk + launch);
+    }
+};
+
+// What a choice makes of all sequences. NOTE: malformed offsets may overflow these; whatever is then chosen is valid.
+struct SegmentCounts {
+    std::uint32_t chunks = 0, longest = 0;  // of all sequences and of the longest, whatever is chosen
+    // Segments, those of full length, those but the last of each sequence; sequences with more than one.
+    std::uint32_t segments = 0, full = 0, cuts = 0, cut = 0;
+
+    FQLA_HOST_DEVICE void add(std::uint32_t sequences, std::uint32_t length, std::uint32_t segment_chunks) {
+        const std::uint32_t complete = length / segment_chunks;
+        const std::uint32_t all = complete * segment_chunks < length ? complete + 1 : complete;
+        segments += sequences * all;
+        full += sequences * complete;
+        if (all < 2) return;
+        cuts += sequences * (all - 1);
+        cut += sequences;
+    }
+};
+
+class SegmentModel {
+public:
+    // What can be chosen from: sequences are cut so that the longest has so many segments, at a time.
+    static constexpr int kCandidates = 32;
+    FQLA_HOST_DEVICE static constexpr std::uint32_t segments_of_longest(int candidate) {
+        if (candidate < 16) return static_cast<std::uint32_t>(candidate) + 1;
+        const int octave = candidate / 8 - 1;
+        return static_cast<std::uint32_t>(9 + candidate % 8) << octave;
+    }
+
+    FQLA_HOST_DEVICE static std::int32_t segment_chunks(const SegmentCosts& costs, std::uint32_t longest,
+                                                        int candidate) {
+        const std::uint32_t segments = segments_of_longest(candidate);
+        const auto chunks = static_cast<std::int32_t>((longest + segments - 1) / segments);
+        return chunks < costs.least ? costs.least : chunks > costs.most ? costs.most : chunks;
+    }
+
+    // How long everything takes that depends on the choice, and which launches it needs.
+    FQLA_HOST_DEVICE static float time(const SegmentCosts& costs, const SegmentCounts& counts,
+                                       std::int32_t segment_chunks, std::uint32_t& launches) {
+        float time = 0;
+        launches = 0;
+        const int walks = counts.cut > 0 ? SegmentCosts::kWalks : SegmentCosts::kOfAll;
+        for (int walk = 0; walk < walks; ++walk) {
+            float least = 0;
+            int best = -1;
+            for (int launch = 0; launch < SegmentCosts::kLaunches; ++launch) {
+                const WalkLaunch& it = costs.walks[walk][launch];
+                if (it.step <= 0) continue;
+                const float each = walk < SegmentCosts::kOfAll ? time_of_all(costs, it, counts, segment_chunks)
+                                                               : time_of_cut(costs, it, counts, segment_chunks);
+                if (best < 0 || each < least) least = each, best = launch;
+            }
+            if (best < 0) continue;
+            time += least;
+            launches |= SegmentCosts::bit(walk, best);
+        }
+        if (counts.cut == 0) return time;
+        const float cuts = static_cast<float>((counts.longest - 1) / static_cast<std::uint32_t>(segment_chunks));
+        const float rounds = static_cast<float>(counts.cut) * costs.carry_share;
+        return time + costs.carry + costs.carry_step * cuts * (rounds > 1 ? rounds : 1);
+    }
+
+    // A cut has to gain something for the launches that it takes.
+    static constexpr float kGain = 0.97f;
+
+private:
+    static FQLA_HOST_DEVICE float rounds_of(float blocks, const WalkLaunch& it) {
+        constexpr float kRounding = 1e-3f;
+        return ceilf(blocks * it.share - kRounding);
+    }
+
+    // Blocks of full length come in rounds; shorter ones fill what is left.
+    static FQLA_HOST_DEVICE float time_of_all(const SegmentCosts& costs, const WalkLaunch& it,
+                                              const SegmentCounts& counts, std::int32_t segment_chunks) {
+        const float each = static_cast<float>(costs.heads) * static_cast<float>(it.blocks);
+        const float blocks = static_cast<float>(counts.segments) * each;
+        const float full = rounds_of(static_cast<float>(counts.full) * each, it);
+        const auto length = static_cast<float>(segment_chunks);
+        const auto longest = static_cast<float>(counts.longest);
+        float chunks = length < longest ? length : longest;
+        if (full * length > chunks) chunks = full * length;
+        const float even = static_cast<float>(counts.chunks) * each * it.share;
+        if (even > chunks) chunks = even;
+        const float rounds = blocks * it.share;
+        return it.step * chunks + it.start * (rounds > 1 ? rounds : 1);
+    }
+
+    // All of these have full length.
+    static FQLA_HOST_DEVICE float time_of_cut(const SegmentCosts& costs, const WalkLaunch& it,
+                                              const SegmentCounts& counts, std::int32_t segment_chunks) {
+        const float blocks = static_cast<float>(costs.heads) *
+                             (static_cast<float>(counts.cuts) * static_cast<float>(it.blocks) -
+                              static_cast<float>(counts.cut) * static_cast<float>(it.transition_blocks));
+        return rounds_of(blocks, it) * (it.step * static_cast<float>(segment_chunks) + it.start);
+    }
+};
+
+}  // namespace flashqla::cuda

@@ -1,0 +1,9 @@
+#include "cuda/sm90/adjoint/launch.cuh"
+
+namespace flashqla::cuda::sm90 {
+
+Status launch_adjoints_f16(const LaunchSite& site, const AdjointParams& params) noexcept {
+    return launch_adjoints_of<F16Operand>(site, params);
+}
+
+}  // namespace flashqla::cuda::sm90

@@ -1,0 +1,9 @@
+#include "cuda/sm90/chunk/launch.cuh"
+
+namespace flashqla::cuda::sm90 {
+
+Status launch_chunks_bf16(const LaunchSite& site, const ChunkParams& params) noexcept {
+    return launch_chunks_of<Bf16Operand>(site, params);
+}
+
+}  // namespace flashqla::cuda::sm90
