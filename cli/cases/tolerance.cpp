@@ -61,7 +61,7 @@ Tolerance tolerance(const Case& c, std::string_view output, DType stored, std::i
     // rounded one by one. With beta = 2 the old value changes sign instead of going away, and the rounding of every
     // token so far stays.
     if (c.keys == Keys::same) t.whole *= c.negative ? std::max(4.0, std::sqrt(static_cast<double>(c.tokens))) : 4.0;
-    if (c.keys == Keys::same && rounds) t.whole *= 3.0;
+    if (c.keys == Keys::same && rounds) t.whole *= 4.0;
     // Outputs that fp16 cannot hold are not counted, and what is left is small beside the state.
     if (c.io == DType::f16 && rounds && c.initial_scale > 65504) t.whole *= 2.0;
     // A branch of a token tree continues from its parent's state as it was stored.

@@ -11,7 +11,6 @@
 
 namespace flashqla::cuda {
 
-
 // Which state, and where it goes.
 struct StatePlace {
     Segment segment;
