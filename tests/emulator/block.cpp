@@ -42,7 +42,7 @@ thread_local Index thread_index, block_index, block_size, grid_size;
 
 namespace {
 
-struct alignas(128) SharedMemory {
+struct alignas(1024) SharedMemory {
     std::byte bytes[kSharedBytes];
 };
 SharedMemory the_shared_memory;
@@ -61,7 +61,16 @@ struct Fiber {
     bool ended = true;
     std::vector<Copy> open;                 // asked for, not committed
     std::vector<std::vector<Copy>> groups;  // committed, not waited for
+    std::vector<std::function<void()>> open_products;
+    std::vector<std::vector<std::function<void()>>> products;
 };
+
+struct NamedBarrier {
+    unsigned arrived = 0;
+    std::uint64_t passed = 0;
+};
+NamedBarrier named[16];
+std::vector<std::function<void()>> pending;
 
 struct Warp {
     int arrived = 0, alive = 0;
@@ -119,6 +128,8 @@ void start(Fiber& fiber) {
     fiber.ended = false;
     fiber.open.clear();
     fiber.groups.clear();
+    fiber.open_products.clear();
+    fiber.products.clear();
 }
 
 // Lets the lanes of a warp run until they wait for the rest of the block.
@@ -135,20 +146,36 @@ void run_warp(std::size_t warp, std::mt19937& random) {
     }
 }
 
+void run_pending(std::mt19937& random) {
+    const std::size_t which = random() % pending.size();
+    const std::function<void()> act = std::move(pending[which]);
+    pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(which));
+    act();
+    ++progress;
+}
+
 void run_block(std::size_t warp_count, std::size_t shared_bytes, std::mt19937& random) {
     std::memset(shared_memory, 0xff, std::max<std::size_t>(shared_bytes, 1 << 10));
     for (Warp& warp : warps) warp = {0, 32, 0};
     alive = static_cast<int>(32 * warp_count);
     at_barrier = 0;
+    for (NamedBarrier& b : named) b = {};
     for (std::size_t i = 0; i < 32 * warp_count; ++i) start(fibers[i]);
     std::vector<std::size_t> order(warp_count);
     for (std::size_t i = 0; i < warp_count; ++i) order[i] = i;
     while (alive > 0) {
         const std::uint64_t before = progress;
         std::shuffle(order.begin(), order.end(), random);
-        for (const std::size_t warp : order) run_warp(warp, random);
+        for (const std::size_t warp : order) {
+            run_warp(warp, random);
+            if (!pending.empty() && random() % 4 == 0) run_pending(random);
+        }
+        if (progress == before && !pending.empty()) run_pending(random);
         if (progress == before) fail("the threads of a block wait for each other for ever");
     }
+    if (!pending.empty()) fail("a block ends before what it has asked for has come");
+    for (const NamedBarrier& b : named)
+        if (b.arrived != 0) fail("a block ends while some wait at a named barrier");
 }
 
 }  // namespace
@@ -220,6 +247,45 @@ void copies_wait(int left) {
     const auto done = static_cast<std::ptrdiff_t>(groups.size()) - left;
     if (done <= 0) return;
     for (std::ptrdiff_t i = 0; i < done; ++i) perform(groups[static_cast<std::size_t>(i)]);
+    groups.erase(groups.begin(), groups.begin() + done);
+}
+
+void later(std::function<void()> act) { pending.push_back(std::move(act)); }
+void something_changed() { ++progress; }
+void wait_until(const std::function<bool()>& done) {
+    while (!done()) yield();
+}
+void after_copies(std::function<void()> after) {
+    copies_commit();
+    auto groups = std::make_shared<std::vector<std::vector<Copy>>>(std::move(current->groups));
+    current->groups.clear();
+    later([groups, after] {
+        for (const auto& group : *groups) perform(group);
+        after();
+    });
+}
+void barrier(unsigned number, unsigned threads) {
+    NamedBarrier& b = named[number];
+    const std::uint64_t now = b.passed;
+    if (++b.arrived == threads) {
+        b.arrived = 0;
+        ++b.passed;
+        ++progress;
+        return;
+    }
+    while (b.passed == now) yield();
+}
+void product(std::function<void()> act) { current->open_products.push_back(std::move(act)); }
+void products_commit() {
+    current->products.push_back(std::move(current->open_products));
+    current->open_products.clear();
+}
+void products_wait(int left) {
+    auto& groups = current->products;
+    const auto done = static_cast<std::ptrdiff_t>(groups.size()) - left;
+    if (done <= 0) return;
+    for (std::ptrdiff_t i = 0; i < done; ++i)
+        for (const auto& act : groups[static_cast<std::size_t>(i)]) act();
     groups.erase(groups.begin(), groups.begin() + done);
 }
 

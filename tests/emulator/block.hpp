@@ -15,7 +15,7 @@ struct Index {
 extern thread_local Index thread_index, block_index, block_size, grid_size;
 
 inline constexpr std::size_t kSharedBytes = 227 << 10;  // of a block, as on sm_90
-extern std::byte* const shared_memory;                  // kSharedBytes, 128-byte aligned
+extern std::byte* const shared_memory;                  // kSharedBytes, 1,024-byte aligned
 
 // Runs every block of a grid to its end, one after another. A deadlock, a misaligned copy or too much shared memory
 // ends the process with a sentence: these are faults of a kernel, and there is nobody to return them to.
@@ -30,7 +30,7 @@ void submit(unsigned blocks, unsigned threads, std::size_t shared_bytes, std::fu
 // What a lane brings to a meeting of its warp, and what it takes away.
 struct Lane {
     std::uint32_t in[16];
-    std::uint32_t out[8];
+    std::uint32_t out[16];
 };
 Lane& my_lane();
 inline unsigned lane_index() { return thread_index.x % 32; }
@@ -44,6 +44,22 @@ void barrier();
 void copy_16_async(std::uint32_t to, const void* from, bool inside);
 void copies_commit();
 void copies_wait(int left);
+
+// What happens some time later, at the latest when nobody can go on without it.
+void later(std::function<void()> act);
+// Everything that this thread has asked for with copy_16_async(), then `after`; some time later.
+void after_copies(std::function<void()> after);
+// Waits until `done` says so.
+void wait_until(const std::function<bool()>& done);
+// Something has changed that another thread may wait for.
+void something_changed();
+// Waits for `threads` threads at a barrier of that number.
+void barrier(unsigned number, unsigned threads);
+
+// Products of a lane: asked for, committed in groups, performed when waited for.
+void product(std::function<void()> act);
+void products_commit();
+void products_wait(int left);
 
 // x of lane `source`.
 template <class T>

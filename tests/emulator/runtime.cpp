@@ -1,7 +1,8 @@
 // The functions of the CUDA runtime that the library and the command line tool call, for one GPU that is not there. Its
 // memory is the host's and starts as NaNs; a graph is a list of grids; time is not measured.
 //
-// FQLA_EMULATED_GPU = "multiprocessors,kilobytes of shared memory a block" makes another GPU of it, such as "82,99".
+// FQLA_EMULATED_GPU = "multiprocessors,kilobytes of shared memory a block[,compute capability's major number]" makes
+// another GPU of it, such as "82,99", or "132,227,9", which takes Hopper's kernels.
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -22,12 +23,13 @@
 namespace {
 
 struct Gpu {
-    int multiprocessors = 132, shared_kilobytes = 227;
+    int multiprocessors = 132, shared_kilobytes = 227, major = 8;
 
     Gpu() {
         if (const char* text = std::getenv("FQLA_EMULATED_GPU")) {
-            if (std::sscanf(text, "%d,%d", &multiprocessors, &shared_kilobytes) != 2) {
-                std::fprintf(stderr, "FQLA_EMULATED_GPU is '%s'; it must be two numbers, such as 82,99\n", text);
+            if (std::sscanf(text, "%d,%d,%d", &multiprocessors, &shared_kilobytes, &major) < 2) {
+                std::fprintf(stderr, "FQLA_EMULATED_GPU is '%s'; it must be two or three numbers, such as 82,99\n",
+                             text);
                 std::abort();
             }
         }
@@ -91,7 +93,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr name, int) {
     switch (name) {
-        case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = gpu.major; break;
         case cudaDevAttrMultiProcessorCount: *value = gpu.multiprocessors; break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = gpu.shared_kilobytes << 10; break;
         case cudaDevAttrConcurrentManagedAccess: *value = 1; break;

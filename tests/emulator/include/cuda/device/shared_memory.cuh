@@ -11,4 +11,10 @@ T& shared_block() {
     return *reinterpret_cast<T*>(emulator::shared_memory);
 }
 
+template <class T>
+T& aligned_shared_block() {
+    static_assert(alignof(T) <= 1024);
+    return *reinterpret_cast<T*>(emulator::shared_memory);
+}
+
 }  // namespace flashqla::cuda
