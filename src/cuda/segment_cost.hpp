@@ -99,25 +99,32 @@ public:
     static constexpr float kGain = 0.97f;
 
 private:
+    static constexpr float kRounding = 1e-3f;
+
     static FQLA_HOST_DEVICE float rounds_of(float blocks, const WalkLaunch& it) {
-        constexpr float kRounding = 1e-3f;
         return ceilf(blocks * it.share - kRounding);
     }
 
-    // Blocks of full length come in rounds; shorter ones fill what is left.
+    // Blocks of full length come in rounds. Shorter ones fill what the last round leaves; those that find no place
+    // there come in rounds of their own, which overlap when there are many.
     static FQLA_HOST_DEVICE float time_of_all(const SegmentCosts& costs, const WalkLaunch& it,
                                               const SegmentCounts& counts, std::int32_t segment_chunks) {
         const float each = static_cast<float>(costs.heads) * static_cast<float>(it.blocks);
-        const float blocks = static_cast<float>(counts.segments) * each;
-        const float full = rounds_of(static_cast<float>(counts.full) * each, it);
+        const float blocks = static_cast<float>(counts.segments) * each * it.share;
         const auto length = static_cast<float>(segment_chunks);
         const auto longest = static_cast<float>(counts.longest);
-        float chunks = length < longest ? length : longest;
-        if (full * length > chunks) chunks = full * length;
+        const float full_rounds = rounds_of(static_cast<float>(counts.full) * each, it);
+        float chunks = full_rounds * length;
+        if (blocks > full_rounds) {
+            const auto shorter = static_cast<float>(counts.segments - counts.full);
+            const float rest = static_cast<float>(counts.chunks) - static_cast<float>(counts.full) * length;
+            const float over = blocks - full_rounds;
+            chunks += (over > 2 ? over : ceilf(over - kRounding)) * rest / shorter;
+        }
+        if (chunks < length && chunks < longest) chunks = length < longest ? length : longest;
         const float even = static_cast<float>(counts.chunks) * each * it.share;
         if (even > chunks) chunks = even;
-        const float rounds = blocks * it.share;
-        return it.step * chunks + it.start * (rounds > 1 ? rounds : 1);
+        return it.step * chunks + it.start * (blocks > 1 ? blocks : 1);
     }
 
     // All of these have full length.
