@@ -150,7 +150,7 @@ public:
         const char* between = " by ";
         for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
             if (segments_.may(kHistory, i)) {
-                text += between + std::to_string(rows_ * blocks(shapes_.history.launches[i])) +
+                text += between + std::to_string(rows_ * shapes_.history.launches[i].count()) +
                         " blocks over (segment, value head, " + shapes_.history.explain(shapes_.family, i);
                 between = ", ";
             }
@@ -250,20 +250,12 @@ private:
         return walk_back(params, kAdjoint, workspace, stream);
     }
 
-    // Every launch that may be needed; blocks of those that are not leave at once.
-    Status walk(ChunkParams& params, int walk, const ChunkWalkShapes& shapes, std::byte* workspace,
+    Status walk(const ChunkParams& params, int walk, const ChunkWalkShapes& shapes, std::byte* workspace,
                 Stream stream) const noexcept {
-        for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
-            if (!segments_.may(walk, i)) continue;
-            params.table = setup_.table(workspace, walk, i);
-            params.columns = shapes.shapes[i].columns;
-            params.stages = shapes.shapes[i].stages;
-            params.tiles = blocks(shapes.launches[i]);
-            params.segment_blocks = rows_ * params.tiles;
-            if (Status status = shapes_.family.launch(kFunction, params, device_, stream); !status.ok()) return status;
-        }
-        return {};
+        return run_walk(kFunction, params, shapes_.family, shapes, walk, segments_, setup_, rows_, workspace, device_,
+                        stream);
     }
+    // As run_walk().
     Status walk_back(sm80::AdjointParams& params, int walk, std::byte* workspace, Stream stream) const noexcept {
         for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
             if (!segments_.may(walk, i)) continue;
@@ -272,14 +264,12 @@ private:
             params.columns = shape.columns;
             params.stages = shape.stages;
             params.split = shape.split;
-            params.tiles = blocks(shapes_.adjoint.launches[i]);
+            params.tiles = shapes_.adjoint.launches[i].count();
             params.blocks = rows_ * params.tiles;
             if (Status status = shapes_.adjoint.run(kFunction, params, device_, stream); !status.ok()) return status;
         }
         return {};
     }
-
-    static std::uint32_t blocks(const WalkLaunch& launch) noexcept { return static_cast<std::uint32_t>(launch.blocks); }
 
     std::int32_t device_;
     BackwardShapes shapes_;

@@ -16,6 +16,16 @@ enum class ChunkMode : std::int32_t {
     history = 2,  // the state that enters each chunk, and the deltas of its tokens
 };
 
+// f.template operator()<mode>(), for a launch.
+template <class F>
+Status with_mode(ChunkMode mode, F&& f) noexcept {
+    switch (mode) {
+        case ChunkMode::ends: return f.template operator()<ChunkMode::ends>();
+        case ChunkMode::history: return f.template operator()<ChunkMode::history>();
+        default: return f.template operator()<ChunkMode::outputs>();
+    }
+}
+
 // fp32, S^T or M^T row by row: [segments][Hv][rows][K]. A segment's end has dim_v rows of S* (the true end for the
 // first segment of a sequence, from zeros for the others), then dim_k rows of M^T.
 struct SegmentStates {

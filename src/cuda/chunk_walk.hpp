@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/chunk_setup.hpp"
 #include "cuda/host/device.hpp"
 #include "cuda/segment_cost.hpp"
 #include "cuda/sm80/chunk/params.hpp"
@@ -88,5 +89,23 @@ struct ChunkWalkShapes {
                                  : text + ", " + std::to_string(shapes[launch].stages) + " chunk(s) in shared memory";
     }
 };
+
+// A walk of the state by every launch that may be needed; blocks of those that are not leave at once. `rows`: segments
+// and value heads. The first launch zeroes what params.zero_blocks says.
+inline Status run_walk(const char* function, ChunkParams params, const ChunkFamily& family,
+                       const ChunkWalkShapes& shapes, int walk, const SegmentPlan& segments, const ChunkSetup& setup,
+                       std::uint32_t rows, std::byte* workspace, std::int32_t device, Stream stream) noexcept {
+    for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
+        if (!segments.may(walk, i)) continue;
+        params.table = setup.table(workspace, walk, i);
+        params.columns = shapes.shapes[i].columns;
+        params.stages = shapes.shapes[i].stages;
+        params.tiles = shapes.launches[i].count();
+        params.segment_blocks = rows * params.tiles;
+        if (Status status = family.launch(function, params, device, stream); !status.ok()) return status;
+        params.zero_blocks = 0;
+    }
+    return {};
+}
 
 }  // namespace flashqla::cuda

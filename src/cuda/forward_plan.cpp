@@ -67,7 +67,7 @@ public:
             launches += segments_.may(kEnds, i) ? 1 : 0;
             if (!segments_.may(kOutputs, i)) continue;
             ++launches;
-            text += between + std::to_string(rows_ * blocks(shapes_.outputs, i)) +
+            text += between + std::to_string(rows_ * shapes_.outputs.launches[i].count()) +
                     " blocks over (segment, value head, " + shapes_.outputs.explain(shapes_.family, i);
             between = ", or ";
         }
@@ -94,24 +94,10 @@ public:
     }
 
 private:
-    static std::uint32_t blocks(const ChunkWalkShapes& shapes, int launch) {
-        return static_cast<std::uint32_t>(shapes.launches[launch].blocks);
-    }
-
-    // Every launch that may be needed; blocks of those that are not leave at once.
-    Status walk(ChunkParams& params, int walk, const ChunkWalkShapes& shapes, std::byte* workspace,
+    Status walk(const ChunkParams& params, int walk, const ChunkWalkShapes& shapes, std::byte* workspace,
                 Stream stream) const noexcept {
-        for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
-            if (!segments_.may(walk, i)) continue;
-            params.table = setup_.table(workspace, walk, i);
-            params.columns = shapes.shapes[i].columns;
-            params.stages = shapes.shapes[i].stages;
-            params.tiles = blocks(shapes, i);
-            params.segment_blocks = rows_ * params.tiles;
-            if (Status status = shapes_.family.launch(kFunction, params, device_, stream); !status.ok()) return status;
-            params.zero_blocks = 0;  // the first launch has them
-        }
-        return {};
+        return run_walk(kFunction, params, shapes_.family, shapes, walk, segments_, setup_, rows_, workspace, device_,
+                        stream);
     }
 
     std::int32_t device_;

@@ -17,6 +17,8 @@ struct WalkLaunch {
     std::int32_t blocks = 0;             // of a segment and value head
     std::int32_t transition_blocks = 0;  // of these: what the first segment of a sequence does not need
     float share = 1;                     // of all blocks that are there at the same time, for one
+
+    std::uint32_t count() const { return static_cast<std::uint32_t>(blocks); }
 };
 
 struct SegmentCosts {

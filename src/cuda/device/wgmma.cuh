@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "cuda/device/mma.cuh"
+#include "cuda/device/shared_operand.cuh"
 
 namespace flashqla::cuda {
 
@@ -25,221 +26,74 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
 
-// Where an operand lies in shared memory: its address in units of 16 bytes; the two strides, of which the layout says
-// what they mean; the swizzle. Halves of 32 bits, of which only the lower one is not a constant.
-struct SharedOperand {
-    std::uint32_t low, high;
-
-    static __device__ __forceinline__ SharedOperand of(std::uint32_t address, std::uint32_t leading,
-                                                       std::uint32_t stride, bool swizzled) {
-        return {(address & 0x3ffff) >> 4 | leading >> 4 << 16, stride >> 4 | (swizzled ? 1u << 30 : 0u)};
-    }
-    // The operand that lies so many bytes further on.
-    __device__ __forceinline__ SharedOperand plus(std::uint32_t bytes) const { return {low + (bytes >> 4), high}; }
-    __device__ __forceinline__ std::uint64_t bits() const { return static_cast<std::uint64_t>(high) << 32 | low; }
-};
-
 // A number that is the same in all lanes, as something that the compiler knows to be so: operands that are made of it
 // then cost an addition of the uniform unit instead of seven instructions.
 __device__ __forceinline__ std::uint32_t uniform(std::uint32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-// Whether rows of an operand in shared memory run along k (as for B[k][n] = x[n][k]) or across it (B[k][n] = x[k][n]).
-enum class Rows { along_k = 0, across_k = 1 };
+// NOTE: a product is one statement of assembly with all of its registers, and its operands have numbers: those after
+// the accumulators are given with each number of columns.
+#define FQLA_FOUR(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define FQLA_16(d, i) FQLA_FOUR(d, i), FQLA_FOUR(d, i + 1), FQLA_FOUR(d, i + 2), FQLA_FOUR(d, i + 3)
+#define FQLA_32(d) FQLA_16(d, 0), FQLA_16(d, 4)
+#define FQLA_64(d) FQLA_32(d), FQLA_16(d, 8), FQLA_16(d, 12)
+#define FQLA_NUMBERS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define FQLA_NUMBERS_32 \
+    FQLA_NUMBERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define FQLA_NUMBERS_64                                                                            \
+    FQLA_NUMBERS_32                                                                                \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
+    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-template <bool kAdd, Rows kRows>
-__device__ __forceinline__ void wgmma(float (&d)[8][4], const std::uint32_t (&a)[4], SharedOperand b, __nv_bfloat16) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-          "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-          "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-          "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(kAdd ? 1 : 0), "n"(static_cast<int>(kRows)));
-}
-template <bool kAdd, Rows kRowsA, Rows kRows>
-__device__ __forceinline__ void wgmma(float (&d)[8][4], SharedOperand a, SharedOperand b, __nv_bfloat16) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, %35, %36;\n}\n"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-          "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-          "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-          "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-        : "l"(a.bits()), "l"(b.bits()), "n"(kAdd ? 1 : 0), "n"(static_cast<int>(kRowsA)), "n"(static_cast<int>(kRows)));
-}
-template <bool kAdd, Rows kRows>
-__device__ __forceinline__ void wgmma(float (&d)[8][4], const std::uint32_t (&a)[4], SharedOperand b, __half) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-          "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-          "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-          "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(kAdd ? 1 : 0), "n"(static_cast<int>(kRows)));
-}
-template <bool kAdd, Rows kRowsA, Rows kRows>
-__device__ __forceinline__ void wgmma(float (&d)[8][4], SharedOperand a, SharedOperand b, __half) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, %35, %36;\n}\n"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-          "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-          "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-          "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-        : "l"(a.bits()), "l"(b.bits()), "n"(kAdd ? 1 : 0), "n"(static_cast<int>(kRowsA)), "n"(static_cast<int>(kRows)));
-}
-template <bool kAdd, Rows kRows>
-__device__ __forceinline__ void wgmma(float (&d)[16][4], const std::uint32_t (&a)[4], SharedOperand b, __nv_bfloat16) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
-        "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, "
-        "%57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-          "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-          "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-          "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-          "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-          "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]),
-          "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
-          "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(kAdd ? 1 : 0), "n"(static_cast<int>(kRows)));
-}
-template <bool kAdd, Rows kRowsA, Rows kRows>
-__device__ __forceinline__ void wgmma(float (&d)[16][4], SharedOperand a, SharedOperand b, __nv_bfloat16) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
-        "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, "
-        "%57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, %67, %68;\n}\n"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-          "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-          "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-          "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-          "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-          "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]),
-          "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
-          "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-        : "l"(a.bits()), "l"(b.bits()), "n"(kAdd ? 1 : 0), "n"(static_cast<int>(kRowsA)), "n"(static_cast<int>(kRows)));
-}
-template <bool kAdd, Rows kRows>
-__device__ __forceinline__ void wgmma(float (&d)[16][4], const std::uint32_t (&a)[4], SharedOperand b, __half) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
-        "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, "
-        "%57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-          "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-          "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-          "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-          "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-          "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]),
-          "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
-          "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(kAdd ? 1 : 0), "n"(static_cast<int>(kRows)));
-}
-template <bool kAdd, Rows kRowsA, Rows kRows>
-__device__ __forceinline__ void wgmma(float (&d)[16][4], SharedOperand a, SharedOperand b, __half) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
-        "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, "
-        "%57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, %67, %68;\n}\n"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-          "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-          "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-          "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
-          "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
-          "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]),
-          "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
-          "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-        : "l"(a.bits()), "l"(b.bits()), "n"(kAdd ? 1 : 0), "n"(static_cast<int>(kRowsA)), "n"(static_cast<int>(kRows)));
-}
+// D += A B with A in registers, D = A B where kAdd is false. `add` and `rows` are the numbers of operands.
+#define FQLA_WGMMA_A_IN_REGISTERS(kTiles, Element, shape, outputs, numbers, a_and_b, add, rows)                   \
+    template <bool kAdd, Rows kRows>                                                                              \
+    __device__ __forceinline__ void wgmma(float(&d)[kTiles][4], const std::uint32_t(&a)[4], SharedOperand b,      \
+                                          Element) {                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add                                                      \
+                     ", 0;\n"                                                                                     \
+                     "wgmma.mma_async.sync.aligned." shape " {" numbers "}, " a_and_b ", p, 1, 1, " rows ";\n}\n" \
+                     : outputs                                                                                    \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(kAdd ? 1 : 0),              \
+                       "n"(static_cast<int>(kRows)));                                                             \
+    }
+FQLA_WGMMA_A_IN_REGISTERS(8, __nv_bfloat16, "m64n64k16.f32.bf16.bf16", FQLA_32(d), FQLA_NUMBERS_32,
+                          "{%32, %33, %34, %35}, %36", "%37", "%38")
+FQLA_WGMMA_A_IN_REGISTERS(8, __half, "m64n64k16.f32.f16.f16", FQLA_32(d), FQLA_NUMBERS_32, "{%32, %33, %34, %35}, %36",
+                          "%37", "%38")
+FQLA_WGMMA_A_IN_REGISTERS(16, __nv_bfloat16, "m64n128k16.f32.bf16.bf16", FQLA_64(d), FQLA_NUMBERS_64,
+                          "{%64, %65, %66, %67}, %68", "%69", "%70")
+FQLA_WGMMA_A_IN_REGISTERS(16, __half, "m64n128k16.f32.f16.f16", FQLA_64(d), FQLA_NUMBERS_64,
+                          "{%64, %65, %66, %67}, %68", "%69", "%70")
 
-// D = A B or D += A B, as `add` says: for sums that begin somewhere in a loop.
-template <Rows kRowsA, Rows kRows>
-__device__ __forceinline__ void wgmma(float (&d)[4][4], SharedOperand a, SharedOperand b, bool add, __nv_bfloat16) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-        "%12, %13, %14, %15}, "
-        "%16, %17, p, 1, 1, %19, %20;\n}\n"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-          "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-          "+f"(d[3][2]), "+f"(d[3][3])
-        : "l"(a.bits()), "l"(b.bits()), "r"(add ? 1 : 0), "n"(static_cast<int>(kRowsA)), "n"(static_cast<int>(kRows)));
-}
-template <Rows kRowsA, Rows kRows>
-__device__ __forceinline__ void wgmma(float (&d)[4][4], SharedOperand a, SharedOperand b, bool add, __half) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15}, "
-        "%16, %17, p, 1, 1, %19, %20;\n}\n"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-          "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-          "+f"(d[3][2]), "+f"(d[3][3])
-        : "l"(a.bits()), "l"(b.bits()), "r"(add ? 1 : 0), "n"(static_cast<int>(kRowsA)), "n"(static_cast<int>(kRows)));
-}
-template <Rows kRowsA, Rows kRows>
-__device__ __forceinline__ void wgmma(float (&d)[8][4], SharedOperand a, SharedOperand b, bool add, __nv_bfloat16) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-        "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, %35, %36;\n}\n"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-          "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-          "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-          "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-        : "l"(a.bits()), "l"(b.bits()), "r"(add ? 1 : 0), "n"(static_cast<int>(kRowsA)), "n"(static_cast<int>(kRows)));
-}
-template <Rows kRowsA, Rows kRows>
-__device__ __forceinline__ void wgmma(float (&d)[8][4], SharedOperand a, SharedOperand b, bool add, __half) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, %35, %36;\n}\n"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-          "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-          "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-          "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-        : "l"(a.bits()), "l"(b.bits()), "r"(add ? 1 : 0), "n"(static_cast<int>(kRowsA)), "n"(static_cast<int>(kRows)));
-}
+// The same with A in shared memory, and `add` known at run time: for sums that begin somewhere in a loop.
+#define FQLA_WGMMA_A_IN_SHARED_MEMORY(kTiles, Element, shape, outputs, numbers, a_and_b, plus, rows)                   \
+    template <Rows kRowsA, Rows kRows>                                                                                 \
+    __device__ __forceinline__ void wgmma(float(&d)[kTiles][4], SharedOperand a, SharedOperand b, bool add, Element) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " plus                                                          \
+                     ", 0;\n"                                                                                          \
+                     "wgmma.mma_async.sync.aligned." shape " {" numbers "}, " a_and_b ", p, 1, 1, " rows ";\n}\n"      \
+                     : outputs                                                                                         \
+                     : "l"(a.bits()), "l"(b.bits()), "r"(add ? 1 : 0), "n"(static_cast<int>(kRowsA)),                  \
+                       "n"(static_cast<int>(kRows)));                                                                  \
+    }
+FQLA_WGMMA_A_IN_SHARED_MEMORY(4, __nv_bfloat16, "m64n32k16.f32.bf16.bf16", FQLA_16(d, 0), FQLA_NUMBERS_16, "%16, %17",
+                              "%18", "%19, %20")
+FQLA_WGMMA_A_IN_SHARED_MEMORY(4, __half, "m64n32k16.f32.f16.f16", FQLA_16(d, 0), FQLA_NUMBERS_16, "%16, %17", "%18",
+                              "%19, %20")
+FQLA_WGMMA_A_IN_SHARED_MEMORY(8, __nv_bfloat16, "m64n64k16.f32.bf16.bf16", FQLA_32(d), FQLA_NUMBERS_32, "%32, %33",
+                              "%34", "%35, %36")
+FQLA_WGMMA_A_IN_SHARED_MEMORY(8, __half, "m64n64k16.f32.f16.f16", FQLA_32(d), FQLA_NUMBERS_32, "%32, %33", "%34",
+                              "%35, %36")
+
+#undef FQLA_FOUR
+#undef FQLA_16
+#undef FQLA_32
+#undef FQLA_64
+#undef FQLA_NUMBERS_16
+#undef FQLA_NUMBERS_32
+#undef FQLA_NUMBERS_64
+#undef FQLA_WGMMA_A_IN_REGISTERS
+#undef FQLA_WGMMA_A_IN_SHARED_MEMORY
 
 // The transpose of four 8x8 blocks to shared memory; lanes 8i..8i+7 give the addresses of the rows of block i.
 __device__ __forceinline__ void stmatrix_transposed(std::uint32_t address, std::uint32_t x0, std::uint32_t x1,

@@ -13,6 +13,7 @@
 #include "cuda/device/chunks.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/device/state_rows.cuh"
+#include "cuda/device/token_columns.cuh"
 #include "cuda/device/turned.cuh"
 #include "cuda/sm80/adjoint/config.cuh"
 
@@ -242,27 +243,6 @@ private:
             for (int e = 0; e < 4; ++e) x[n][e] = all[2 * kShare * share + n][e];
         const std::int64_t at = call_.d_v.offset(span_.batch, token(c) + first, head_) + v0_ + v;
         store_turned<Op, kShare>(call_.d_v, at, tokens_of(c) - first, p_.dim_v - v0_ - v, s.d_o, first, v, x);
-    }
-
-    static __device__ __forceinline__ float2 pair_of(const float* x, int i) {
-        return *reinterpret_cast<const float2*>(x + i);
-    }
-
-    // Columns first.. of an accumulator times their factors.
-    static __device__ __forceinline__ void scale_columns(float (&x)[4], const float* factors, int first) {
-        const float2 f = pair_of(factors, first + column());
-        x[0] *= f.x, x[1] *= f.y, x[2] *= f.x, x[3] *= f.y;
-    }
-
-    // An A fragment whose columns first.. are multiplied by their factors.
-    static __device__ __forceinline__ Fragment<Op> scaled(const Fragment<Op>& from, const float* factors, int first) {
-        Fragment<Op> to;
-#pragma unroll
-        for (int block = 0; block < 4; ++block) {
-            const float2 f = pair_of(factors, first + block / 2 * 8 + column()), x = from.pair(block).value();
-            to.set(block, Pair<Op>::of(f.x * x.x, f.y * x.y));
-        }
-        return to;
     }
 
     // What rounding has taken from two accumulators.

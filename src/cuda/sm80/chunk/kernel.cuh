@@ -16,6 +16,7 @@
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/device/state_walk.cuh"
 #include "cuda/device/tail.cuh"
+#include "cuda/device/token_columns.cuh"
 #include "cuda/sm80/chunk/config.cuh"
 
 namespace flashqla::cuda::sm80 {
@@ -190,11 +191,7 @@ private:
                     residual[b].set(2 * n + half, Pair<Exact>::of(first, second));
                     reads[0] = reads[1] = 0.0f;
                 }
-                if constexpr (kOutputs) {
-                    const float2 query = pair_of(prepared.query, t);
-                    float(&out)[4] = o[2 * b + n];
-                    out[0] *= query.x, out[1] *= query.y, out[2] *= query.x, out[3] *= query.y;
-                }
+                if constexpr (kOutputs) scale_columns(o[2 * b + n], prepared.query, 16 * b + 8 * n);
             }
         }
 
@@ -212,9 +209,7 @@ private:
             if constexpr (kMode == ChunkMode::history) store_deltas(c, b, x[b]);
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                const float2 keep = pair_of(prepared.keep, 16 * b + 8 * n + column());
-                float(&out)[4] = u[2 * b + n];
-                out[0] *= keep.x, out[1] *= keep.y, out[2] *= keep.x, out[3] *= keep.y;
+                scale_columns(u[2 * b + n], prepared.keep, 16 * b + 8 * n);
             }
             kept[b] = Fragment<Op>::of(u[2 * b], u[2 * b + 1]);
         }
@@ -235,10 +230,6 @@ private:
                 multiply(state_.s[2 * k], state_.s[2 * k + 1], kept[b], s.k.b(16 * b, 16 * k));
             }
         if constexpr (kOutputs) store_outputs(s, o);
-    }
-
-    static __device__ __forceinline__ float2 pair_of(const float* x, int i) {
-        return *reinterpret_cast<const float2*>(x + i);
     }
 
     // O^T to o. 16-bit rows are turned in the place of this warp's values and leave in 16-byte stores.

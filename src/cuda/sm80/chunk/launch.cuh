@@ -6,20 +6,12 @@
 
 namespace flashqla::cuda::sm80 {
 
-template <class Config, ChunkMode kMode>
-Status launch_chunks_mode(const LaunchSite& site, const ChunkParams& params) noexcept {
-    const LaunchShape shape{params.segment_blocks + params.zero_blocks, Config::kThreads,
-                            params.stages * sizeof(ChunkStage<Config>)};
-    return launch(site, shape, &chunk_kernel<Config, kMode>, params);
-}
-
 template <class Config>
 Status launch_chunks_config(const LaunchSite& site, const ChunkParams& params) noexcept {
-    switch (params.mode) {
-        case ChunkMode::ends: return launch_chunks_mode<Config, ChunkMode::ends>(site, params);
-        case ChunkMode::history: return launch_chunks_mode<Config, ChunkMode::history>(site, params);
-        default: return launch_chunks_mode<Config, ChunkMode::outputs>(site, params);
-    }
+    const LaunchShape shape{params.segment_blocks + params.zero_blocks, Config::kThreads,
+                            params.stages * sizeof(ChunkStage<Config>)};
+    return with_mode(params.mode,
+                     [&]<ChunkMode kMode>() { return launch(site, shape, &chunk_kernel<Config, kMode>, params); });
 }
 
 template <class Op, int kK>

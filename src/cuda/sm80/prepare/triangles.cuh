@@ -12,6 +12,7 @@
 // bound on the keys is assumed.
 #pragma once
 
+#include "cuda/device/token_columns.cuh"
 #include "cuda/sm80/prepare/config.cuh"
 
 namespace flashqla::cuda::sm80 {
@@ -131,9 +132,6 @@ private:
 
     static __device__ __forceinline__ float2& diagonal_pair(DiagonalBlocks<kBlocks>& d, int block, int i, int j) {
         return *reinterpret_cast<float2*>(d.at(block, i + row(), j + column()));
-    }
-    static __device__ __forceinline__ float2 pair_of(const float* x, int i) {
-        return *reinterpret_cast<const float2*>(x + i);
     }
 
     // --------------------------------------------------------------------------------------------------- scaling

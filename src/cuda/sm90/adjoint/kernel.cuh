@@ -13,6 +13,7 @@
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/device/state_rows.cuh"
 #include "cuda/device/swizzled_output.cuh"
+#include "cuda/device/token_columns.cuh"
 #include "cuda/device/token_tile.cuh"
 #include "cuda/sm90/adjoint/config.cuh"
 
@@ -22,8 +23,8 @@ template <class Config>
 class AdjointWalk {
     using Op = typename Config::Op;
     using Element = typename Op::Element;
-    using Stage = AdjointStage<Config>;
-    using Record = PreparedChunk<Element, 1, Config::kChunk>;
+    using Stage = typename AdjointShared<Config>::Stage;
+    using Record = typename Config::Record;
     static constexpr int kChunk = Config::kChunk, kBlocks = Config::kBlocks, kK = Config::kK;
 
 public:
@@ -41,28 +42,8 @@ public:
 
     __device__ __forceinline__ void run() {
         if (params_.only_starts && segment_.index == 0) return;
-        if (threadIdx.x == 0) {
-#pragma unroll
-            for (int i = 0; i < Config::kStages; ++i) {
-                shared_.full[i].init(Config::kLoaders + 1);
-                shared_.empty[i].init(Config::kConsumers / 32);
-            }
-            fence_barrier_init();
-        }
-#pragma unroll
-        for (int i = 0; i < Config::kStages; ++i) {
-            shared_.stages[i].inverse.template clear<Config::kThreads>();
-            shared_.stages[i].attention.template clear<Config::kThreads>();
-        }
-        fence_for_wgmma();
-        __syncthreads();
-        if (threadIdx.x >= Config::kConsumers) {
-            if constexpr (Config::kShiftRegisters) give_registers<Config::kLoaderRegisters>();
-            load_all();
-        } else {
-            if constexpr (Config::kShiftRegisters) take_registers<Config::kConsumerRegisters>();
-            walk();
-        }
+        shared_.template open<true>();
+        shared_.share_out([&] { load_all(); }, [&] { walk(); });
     }
 
 private:
@@ -98,27 +79,16 @@ private:
 
     __device__ __forceinline__ void load(std::int32_t c, Stage& to, Barrier& full) {
         constexpr int kThreads = Config::kLoaders;
-        if (threadIdx.x % kThreads < 32) load_record(c, to, full);
+        if (threadIdx.x % kThreads < 32) {
+            to.template load<true>(static_cast<const Record*>(params_.prepared)[number(c)], full);
+        }
         const std::int32_t key_head = call_.key_head(head_);
         const auto rows_of = [&](const TokenRef& x, std::int32_t head, int skip, int columns) {
             return TokenRows::of(x, span_.batch, token(c), head, skip, tokens_of(c), columns);
         };
         fill_tokens<kThreads>(to.k, rows_of(call_.k, key_head, 0, p_.dim_k));
-        fill_tokens<kThreads>(to.d_o, rows_of(call_.d_o, head_, v0_, p_.dim_v - v0_));
+        fill_tokens<kThreads>(to.values, rows_of(call_.d_o, head_, v0_, p_.dim_v - v0_));
         fill_tokens<kThreads>(to.q, rows_of(call_.q, key_head, 0, p_.dim_k));
-    }
-
-    // By one warp, in the background as a whole.
-    __device__ __forceinline__ void load_record(std::int32_t c, Stage& to, Barrier& full) {
-        constexpr std::uint32_t kFactors = sizeof(float) * (4 * kChunk + 4);
-        const Record* record = static_cast<const Record*>(params_.prepared) + number(c);
-        if (lane() == 0) {
-            full.arrive_expecting(kFactors + to.inverse.kBytes + to.attention.kBytes);
-            copy_bulk(to.beta, record->beta, kFactors, full);
-        }
-        __syncwarp();
-        to.attention.copy(record->attention, full);
-        to.inverse.copy(record->inverse, full);
     }
 
     // ---------------------------------------------------------------------------------------- warpgroups that compute
@@ -173,7 +143,7 @@ private:
         }
         Fragment<Op> d_o[kBlocks];
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) d_o[b] = s.d_o.a_transposed(16 * b, 16 * warp());
+        for (int b = 0; b < kBlocks; ++b) d_o[b] = s.values.a_transposed(16 * b, 16 * warp());
         wgmma_wait<0>();
 
         // X'^T: what outputs of this token and later ones read is added to what the state kept.
@@ -194,16 +164,7 @@ private:
 #pragma unroll
             for (int j = 0; j < kBlocks; ++j) x[j] = Fragment<TwoParts<Op>>::of(y[2 * j], y[2 * j + 1]);
             wgmma_fence();
-#pragma unroll
-            for (int j = 0; j < kBlocks; ++j) {
-                if (j == 0) {
-                    wgmma<false, Rows::across_k>(w, x[j].x[0], inverse(0, j), kType);
-                } else {
-                    wgmma<true, Rows::across_k>(w, x[j].x[0], inverse(0, j), kType);
-                }
-                wgmma<true, Rows::across_k>(w, x[j].x[0], inverse(1, j), kType);
-                wgmma<true, Rows::across_k>(w, x[j].x[1], inverse(0, j), kType);
-            }
+            wgmma_in_two_parts<Rows::across_k, Op>(w, x, inverse);
             wgmma_commit();
         }
         // What does not need W', meanwhile.
@@ -242,7 +203,7 @@ private:
             if (call_.d_v) {
                 const int v = 16 * warp();
                 const std::int64_t at = call_.d_v.offset(span_.batch, token(c), head_) + v0_ + v;
-                store_turned<Op>(call_.d_v, at, tokens_of(c), p_.dim_v - v0_ - v, s.d_o, v, w);
+                store_turned<Op>(call_.d_v, at, tokens_of(c), p_.dim_v - v0_ - v, s.values, v, w);
             }
         }
         wgmma_wait<0>();
@@ -271,25 +232,6 @@ private:
             for (int half = 0; half < 2; ++half) {
                 lines.set(half, n, Pair<Op>::of(w[n][2 * half], w[n][2 * half + 1]));
             }
-    }
-
-    static __device__ __forceinline__ float2 pair_of(const float* x, int i) {
-        return *reinterpret_cast<const float2*>(x + i);
-    }
-    // Columns first.. of an accumulator times their factors.
-    static __device__ __forceinline__ void scale_columns(float (&x)[4], const float* factors, int first) {
-        const float2 f = pair_of(factors, first + column());
-        x[0] *= f.x, x[1] *= f.y, x[2] *= f.x, x[3] *= f.y;
-    }
-    // An A fragment whose columns first.. are multiplied by their factors.
-    static __device__ __forceinline__ Fragment<Op> scaled(const Fragment<Op>& from, const float* factors, int first) {
-        Fragment<Op> to;
-#pragma unroll
-        for (int block = 0; block < 4; ++block) {
-            const float2 f = pair_of(factors, first + block / 2 * 8 + column()), x = from.pair(block).value();
-            to.set(block, Pair<Op>::of(f.x * x.x, f.y * x.y));
-        }
-        return to;
     }
 
     const AdjointParams& params_;

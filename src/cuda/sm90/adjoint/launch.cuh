@@ -6,22 +6,12 @@
 
 namespace flashqla::cuda::sm90 {
 
-template <class Config>
-Status launch_adjoints_config(const LaunchSite& site, const AdjointParams& params) noexcept {
-    const LaunchShape shape{params.blocks, Config::kThreads, sizeof(AdjointShared<Config>)};
-    return launch(site, shape, &adjoint_kernel<Config>, params);
-}
-
-template <class Op, int kK>
-Status launch_adjoints_width(const LaunchSite& site, const AdjointParams& params) noexcept {
-    return params.columns == 128 ? launch_adjoints_config<AdjointConfig<Op, kK, 128>>(site, params)
-                                 : launch_adjoints_config<AdjointConfig<Op, kK, 64>>(site, params);
-}
-
 template <class Op>
 Status launch_adjoints_of(const LaunchSite& site, const AdjointParams& params) noexcept {
-    return params.call.problem.dim_k <= 64 ? launch_adjoints_width<Op, 64>(site, params)
-                                           : launch_adjoints_width<Op, 128>(site, params);
+    return with_walk_config<Op>(params.call.problem.dim_k, params.columns, [&]<class Config>() {
+        const LaunchShape shape{params.blocks, Config::kThreads, sizeof(AdjointShared<Config>)};
+        return launch(site, shape, &adjoint_kernel<Config>, params);
+    });
 }
 
 }  // namespace flashqla::cuda::sm90

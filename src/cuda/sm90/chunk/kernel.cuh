@@ -18,6 +18,7 @@
 #include "cuda/device/state_walk.cuh"
 #include "cuda/device/swizzled_output.cuh"
 #include "cuda/device/tail.cuh"
+#include "cuda/device/token_columns.cuh"
 #include "cuda/sm90/chunk/config.cuh"
 
 namespace flashqla::cuda::sm90 {
@@ -27,8 +28,8 @@ template <class Config, ChunkMode kMode>
 class ChunkLoader {
     using Op = typename Config::Op;
     using Input = typename Op::Input;
-    using Stage = ChunkStage<Config>;
-    using Record = PreparedChunk<typename Op::Element, 1, Config::kChunk>;
+    using Stage = typename ChunkShared<Config>::Stage;
+    using Record = typename Config::Record;
     static constexpr int kChunk = Config::kChunk, kThreads = Config::kLoaders;
     static constexpr bool kOutputs = kMode == ChunkMode::outputs;
 
@@ -69,25 +70,15 @@ public:
 
 private:
     __device__ __forceinline__ void load(Stage& to, Barrier& full) {
-        if (threadIdx.x % kThreads < 32) load_record(to, full);
+        if (threadIdx.x % kThreads < 32) {
+            to.template load<kOutputs>(*record_, full);
+            record_ += call_.problem.heads_v;
+        }
         const int tokens = tokens_ < kChunk ? tokens_ : kChunk;
         tokens_ -= kChunk;
         k_.next(to.k, call_.k.token, tokens, keys_);
         if constexpr (kOutputs) q_.next(to.q, call_.q.token, tokens, keys_);
-        if (!transition_) v_.next(to.v, call_.v.token, tokens, values_);
-    }
-
-    // By one warp, in the background as a whole.
-    __device__ __forceinline__ void load_record(Stage& to, Barrier& full) {
-        constexpr std::uint32_t kFactors = sizeof(float) * (4 * kChunk + 4);
-        if (threadIdx.x % 32 == 0) {
-            full.arrive_expecting(kFactors + to.inverse.kBytes + (kOutputs ? to.attention.kBytes : 0));
-            copy_bulk(to.beta, record_->beta, kFactors, full);
-        }
-        __syncwarp();
-        to.inverse.copy(record_->inverse, full);
-        if constexpr (kOutputs) to.attention.copy(record_->attention, full);
-        record_ += call_.problem.heads_v;
+        if (!transition_) v_.next(to.values, call_.v.token, tokens, values_);
     }
 
     const ForwardCall& call_;
@@ -98,7 +89,7 @@ private:
     int tokens_;  // left to load
     const Record* record_;
     RowWalk<kThreads, decltype(Stage::k)> k_, q_;
-    RowWalk<kThreads, decltype(Stage::v)> v_;
+    RowWalk<kThreads, decltype(Stage::values)> v_;
 };
 
 // fp16's units: see StateWalk. What the backward pass gets are the numbers themselves.
@@ -111,7 +102,7 @@ class ChunkWalk : public StateWalk<Config::kK, Config::kColumns, kMode, kChunkSc
     using Base = StateWalk<Config::kK, Config::kColumns, kMode, kChunkScaled<Config, kMode>, true>;
     using Op = typename Config::Op;
     using Element = typename Op::Element;
-    using Stage = ChunkStage<Config>;
+    using Stage = typename ChunkShared<Config>::Stage;
     using Exact = TwoParts<Op>;
     static constexpr int kChunk = Config::kChunk, kBlocks = Config::kBlocks, kK = Config::kK;
     static constexpr bool kOutputs = Base::kOutputs, kScaled = kChunkScaled<Config, kMode>;
@@ -134,28 +125,8 @@ public:
             if (kOutputs && threadIdx.x < Config::kConsumers) Base::run_padding();
             return;
         }
-        if (threadIdx.x == 0) {
-#pragma unroll
-            for (int i = 0; i < Config::kStages; ++i) {
-                shared_.full[i].init(Config::kLoaders + 1);
-                shared_.empty[i].init(Config::kConsumers / 32);
-            }
-            fence_barrier_init();
-        }
-#pragma unroll
-        for (int i = 0; i < Config::kStages; ++i) {
-            shared_.stages[i].inverse.template clear<Config::kThreads>();
-            if constexpr (kOutputs) shared_.stages[i].attention.template clear<Config::kThreads>();
-        }
-        fence_for_wgmma();
-        __syncthreads();
-        if (threadIdx.x >= Config::kConsumers) {
-            if constexpr (Config::kShiftRegisters) give_registers<Config::kLoaderRegisters>();
-            ChunkLoader<Config, kMode>(params_, shared_, Base::tokens()).run();
-        } else {
-            if constexpr (Config::kShiftRegisters) take_registers<Config::kConsumerRegisters>();
-            walk();
-        }
+        shared_.template open<kOutputs>();
+        shared_.share_out([&] { ChunkLoader<Config, kMode>(params_, shared_, Base::tokens()).run(); }, [&] { walk(); });
     }
 
 private:
@@ -163,9 +134,6 @@ private:
     static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
     // The lane's columns of an accumulator: this one and the next of each 8.
     static __device__ __forceinline__ int column() { return 2 * (lane() % 4); }
-    static __device__ __forceinline__ float2 pair_of(const float* x, int i) {
-        return *reinterpret_cast<const float2*>(x + i);
-    }
 
     __device__ __forceinline__ void walk() {
         Base::start();
@@ -223,7 +191,7 @@ private:
         Fragment<Op> values[kBlocks];
         if (!transition_) {
 #pragma unroll
-            for (int b = 0; b < kBlocks; ++b) values[b] = s.v.a_transposed(16 * b, 16 * warp());
+            for (int b = 0; b < kBlocks; ++b) values[b] = s.values.a_transposed(16 * b, 16 * warp());
         } else {
 #pragma unroll
             for (int b = 0; b < kBlocks; ++b)
@@ -247,16 +215,7 @@ private:
         }
 
         wgmma_fence();
-#pragma unroll
-        for (int j = 0; j < kBlocks; ++j) {
-            if (j == 0) {
-                wgmma<false, Rows::along_k>(x, residual[j].x[0], inverse(0, j), kType);
-            } else {
-                wgmma<true, Rows::along_k>(x, residual[j].x[0], inverse(0, j), kType);
-            }
-            wgmma<true, Rows::along_k>(x, residual[j].x[0], inverse(1, j), kType);
-            wgmma<true, Rows::along_k>(x, residual[j].x[1], inverse(0, j), kType);
-        }
+        wgmma_in_two_parts<Rows::along_k, Op>(x, residual, inverse);
         wgmma_commit();
         // What does not need X, meanwhile.
         state_.scale(s.total[0]);
@@ -269,12 +228,8 @@ private:
             if constexpr (kMode == ChunkMode::history) store_deltas(b, deltas[b]);
 #pragma unroll
             for (int n = 2 * b; n < 2 * b + 2; ++n) {
-                const float2 keep = pair_of(s.keep, 8 * n + column());
-                x[n][0] *= keep.x, x[n][1] *= keep.y, x[n][2] *= keep.x, x[n][3] *= keep.y;
-                if constexpr (kOutputs) {
-                    const float2 query = pair_of(s.query, 8 * n + column());
-                    o[n][0] *= query.x, o[n][1] *= query.y, o[n][2] *= query.x, o[n][3] *= query.y;
-                }
+                scale_columns(x[n], s.keep, 8 * n);
+                if constexpr (kOutputs) scale_columns(o[n], s.query, 8 * n);
             }
             kept[b] = Fragment<Op>::of(x[2 * b], x[2 * b + 1]);
         }
@@ -310,7 +265,7 @@ private:
 #pragma unroll
                 for (int e = 0; e < 4; ++e) o[n][e] *= this->unit_;
         }
-        store_turned<Op>(call_.o, o_at_ + v, tokens, p_.dim_v - at_.v0 - v, s.v, v, o);
+        store_turned<Op>(call_.o, o_at_ + v, tokens, p_.dim_v - at_.v0 - v, s.values, v, o);
         o_at_ += kChunk * call_.o.token;
     }
 

@@ -14,7 +14,9 @@
 
 #include "cuda/device/chunks.cuh"
 #include "cuda/device/gates.cuh"
+#include "cuda/device/ring.cuh"
 #include "cuda/device/shared_memory.cuh"
+#include "cuda/device/token_columns.cuh"
 #include "cuda/device/token_tile.cuh"
 #include "cuda/sm80/gradient/gates.cuh"
 #include "cuda/sm90/gradient/config.cuh"
@@ -141,6 +143,7 @@ private:
             }
             return true;
         }
+        // NOTE: what fill_converted() does; a call would have these warps spill.
         constexpr int kPairs = Tile::kColumns / 2;
 #pragma unroll 1
         for (int at = thread(); at < Tile::kRows * kPairs; at += kThreads) {
@@ -244,9 +247,6 @@ private:
     __device__ __forceinline__ void release_stage() {
         release(shared_.empty[stage_.stage()]);
         ++stage_.n;
-    }
-    static __device__ __forceinline__ float2 pair_of(const float* x, int i) {
-        return *reinterpret_cast<const float2*>(x + i);
     }
 
     // --------------------------------------------------------------------------------------------- a tile of V

@@ -39,21 +39,6 @@ struct alignas(8) Barrier {
     }
 };
 
-template <int kStages>
-struct RingPlace {
-    int stage = 0;
-    std::uint32_t round = 0;
-    void next() {
-        if (++stage == kStages) stage = 0, round ^= 1;
-    }
-};
-template <int kStages>
-struct Turn {
-    std::uint32_t n = 0;
-    std::uint32_t stage() const { return n % kStages; }
-    std::uint32_t round() const { return n / kStages % 2; }
-};
-
 inline void fence_barrier_init() {}
 inline void fence_for_wgmma() {}
 

@@ -6,6 +6,7 @@
 
 #include "block.hpp"
 #include "cuda/device/mma.cuh"
+#include "cuda/device/shared_operand.cuh"
 
 namespace flashqla::cuda {
 
@@ -16,21 +17,11 @@ void wgmma_wait() {
     emulator::products_wait(kLeft);
 }
 
-struct SharedOperand {
-    std::uint32_t low, high;
-    static SharedOperand of(std::uint32_t address, std::uint32_t leading, std::uint32_t stride, bool swizzled) {
-        return {(address & 0x3ffff) >> 4 | leading >> 4 << 16, stride >> 4 | (swizzled ? 1u << 30 : 0u)};
-    }
-    SharedOperand plus(std::uint32_t bytes) const { return {low + (bytes >> 4), high}; }
-};
-
 inline std::uint32_t uniform(std::uint32_t x) {
     const std::uint32_t first = __shfl_sync(0xffffffffu, x, 0);
     if (first != x) emulator::fail("a number that is not uniform");
     return first;
 }
-
-enum class Rows { along_k = 0, across_k = 1 };
 
 namespace emulated {
 template <class T>
@@ -74,11 +65,6 @@ void wgmma(float (&d)[kN][4], SharedOperand a, SharedOperand b, bool add, T) {
                 }
             }
     });
-}
-
-template <bool kAdd, Rows kRowsA, Rows kRows, int kN, class T>
-void wgmma(float (&d)[kN][4], SharedOperand a, SharedOperand b, T type) {
-    wgmma<kRowsA, kRows>(d, a, b, kAdd, type);
 }
 
 // A in registers: taken when the product is asked for.
