@@ -23,6 +23,8 @@ import sys
 import tempfile
 import time
 
+from records import driver_version
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join(ROOT, "bench", "results")
 PASSES = {"forward": "fwd", "backward": "bwd"}
@@ -172,20 +174,6 @@ def measure(options, cases, out):
         return []
     with open(out, encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def driver_version():
-    try:
-        text = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return text.split("\n")[0].strip()
 
 
 def geomean(numbers):

@@ -24,8 +24,6 @@ importing what the package puts off until then, the call until it returns, and u
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import platform
 import statistics
@@ -35,6 +33,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import records
 import torch
 
 import flash_qla
@@ -168,12 +167,6 @@ def measure(name: str, device: str, rounds: int, calls: int, fla: bool) -> dict[
     return {row: (min(values) * 1e6, statistics.median(values) * 1e6) for row, values in times.items()}
 
 
-def append(path: str | None, record: dict[str, Any]) -> None:
-    if path:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
-
 # A process of its own, in which torch has used the device and the package has been imported. The layer of CASES.
 FIRST = """
 import sys, time, torch
@@ -240,16 +233,13 @@ def main() -> int:
     common = {
         "device": options.device,
         "cpu": processor,
-        **({"gpu": torch.cuda.get_device_name()} if options.device == "cuda" else {}),
-        "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": os.environ.get("FQLA_COMMIT", ""),
-        "date": datetime.date.today().isoformat(),
+        **records.provenance(gpu=options.device == "cuda"),
     }
     if options.first:
         for row in first_calls(options.device, options.first):
             print("  {row:16s} import {import_ms} ms; back after {back_ms} ms, done {done_ms} ms".format(**row))
-            append(options.json, {**row, "processes": options.first, **common})
+            records.append(options.json, {**row, "processes": options.first, **common})
         return 0
     above = 0.0
     with torch.no_grad():
@@ -268,7 +258,7 @@ def main() -> int:
                     "rounds": options.rounds,
                     "calls": options.calls,
                 }
-                append(options.json, record | common)
+                records.append(options.json, record | common)
             if name == "tiny":
                 above = times["eager"][0] - base
     if options.limit is not None and above > options.limit:

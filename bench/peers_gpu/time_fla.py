@@ -10,7 +10,6 @@ programs in its cache later.
 
 import argparse
 import datetime
-import json
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "bench"))
 import grid  # noqa: E402
+import records  # noqa: E402
 
 K = V = 128
 
@@ -177,7 +177,7 @@ def main():
         "torch": torch.__version__,
         "triton": triton.__version__,
         "gpu": torch.cuda.get_device_name(),
-        "driver": grid.driver_version(),
+        "driver": records.driver_version(),
         "date": datetime.date.today().isoformat(),
     }
     print("#", common, f"{time.monotonic() - begin:.1f} s", flush=True)
@@ -205,9 +205,7 @@ def main():
         except Exception as error:
             record["error"] = f"{type(error).__name__}: {str(error)[:200]}"
         print(short, row["model"], row["label"], record["ms"], record.get("error", ""), flush=True)
-        if options.out:
-            with open(options.out, "a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record) + "\n")
+        records.append(options.out, record)
         x = None
         torch.cuda.empty_cache()
     print(f"# {time.monotonic() - begin:.1f} s", flush=True)

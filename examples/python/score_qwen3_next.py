@@ -13,10 +13,8 @@ exit status says whether all of them are the committed ones. Needs torch, transf
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "bench")]
 
-import grid  # noqa: E402
+import records  # noqa: E402
 from qwen3_next_rule import CHUNK, RECURRENT, gated_delta_rule  # noqa: E402
 
 FOLDER = ROOT / "examples/qwen3_next/model"
@@ -145,22 +143,16 @@ def main() -> int:
     arguments = parser.parse_args()
 
     found = measure(arguments.device, getattr(torch, arguments.dtype), arguments.bytes, arguments.decode)
-    on_gpu = arguments.device.startswith("cuda")
     record = {
         "what": "the model of examples/qwen3_next",
         "device": arguments.device,
         "dtype": arguments.dtype,
         **{name: float(f"{x:.6g}") if isinstance(x, float) else x for name, x in found.items()},
-        **({"gpu": torch.cuda.get_device_name(), "driver": grid.driver_version()} if on_gpu else {}),
-        "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "commit": os.environ.get("FQLA_COMMIT", ""),
-        "date": datetime.date.today().isoformat(),
+        **records.provenance(gpu=arguments.device.startswith("cuda")),
     }
     print(json.dumps(record, indent=2))
-    if arguments.lines:
-        with open(arguments.lines, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+    records.append(arguments.lines, record)
     committed = json.loads((FOLDER / "metrics.json").read_text())
     faults = problems(found, committed) if arguments.dtype == "float32" else []
     for fault in faults:

@@ -24,10 +24,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import math
-import os
 import platform
 import statistics
 import sys
@@ -146,31 +144,24 @@ def compared(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 def run_on_gpu(arguments: argparse.Namespace, text: Any) -> None:
     """The wanted runs, one after another, as lines of JSON."""
-    import torch
     import transformers
     import triton
 
     sys.path.insert(0, str(ROOT / "bench"))
-    import grid
+    import records
 
     settings = {name: getattr(arguments, name) for name in ("steps", "batch", "window", "seed", "lr")}
     common = {
         "autocast": "bf16",
-        "gpu": torch.cuda.get_device_name(),
-        "driver": grid.driver_version(),
-        "torch": torch.__version__,
         "triton": triton.__version__,
         "transformers": transformers.__version__,
-        "commit": os.environ.get("FQLA_COMMIT", ""),
-        "date": datetime.date.today().isoformat(),
+        **records.provenance(gpu=True),
     }
     lines: list[dict[str, Any]] = []
 
     def keep(line: dict[str, Any]) -> None:
         lines.append(line)
-        if arguments.lines:
-            with open(arguments.lines, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+        records.append(arguments.lines, line)
 
     earlier = []
     if arguments.lines and arguments.lines.is_file():

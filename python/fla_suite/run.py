@@ -14,7 +14,6 @@ docs/python.md has the figures and says why some tests are left out.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import json
 import os
@@ -46,22 +45,19 @@ def append_lines(path: Path, counts: dict[str, dict[str, int]], arguments: argpa
     import triton
 
     sys.path.insert(0, str(HERE.parents[1] / "bench"))
-    import grid
+    import records
 
     common = {
         "device": "cuda" if arguments.parity else arguments.device,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
-        "driver": grid.driver_version(),
-        "torch": torch.__version__,
         "triton": triton.__version__,
         "fla_commit": os.environ.get("FLA_COMMIT", ""),
-        "commit": os.environ.get("FQLA_COMMIT", ""),
-        "date": datetime.date.today().isoformat(),
+        **records.provenance(gpu=torch.cuda.is_available()),
     }
     how = "by FLA's registry" if arguments.parity else "in place of FLA's"
-    with open(path, "a", encoding="utf-8") as file:
-        for test, count in sorted(counts.items()):
-            file.write(json.dumps({"suite": "fla", "functions": how, "test": test, **count, **common}) + "\n")
+    lines = (
+        {"suite": "fla", "functions": how, "test": test, **count, **common} for test, count in sorted(counts.items())
+    )
+    records.append(path, *lines)
 
 
 def main() -> int:

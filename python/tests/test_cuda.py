@@ -5,12 +5,14 @@ The case tables run on the GPU in C++ (`flashqla check --device cuda`); here a s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +285,23 @@ def busy(milliseconds: float = 50) -> None:
     torch.cuda._sleep(int(milliseconds * 1.5e6))
 
 
+@contextlib.contextmanager
+def on_a_busy_stream() -> Iterator[None]:
+    """A stream of its own with work before what is called, which must not wait for the GPU. Afterwards all is done."""
+    torch.cuda.synchronize()
+    stream, done = torch.cuda.Stream(), torch.cuda.Event()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.stream(stream):
+            busy()
+            yield
+            done.record()
+        assert not done.query(), "the call waited for the GPU"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    stream.synchronize()
+
+
 @pytest.mark.parametrize("state", [False, True])
 def test_calls_do_not_wait_and_follow_the_current_stream(state: bool) -> None:
     """On a stream that is busy before the inputs exist: another stream would read what was there before."""
@@ -298,20 +317,10 @@ def test_calls_do_not_wait_and_follow_the_current_stream(state: bool) -> None:
     want = call(x, want_pool)
     for value in late.values():
         value.fill_(NAN)
-    torch.cuda.synchronize()
-    stream, done = torch.cuda.Stream(), torch.cuda.Event()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.stream(stream):
-            busy()
-            for name, value in late.items():
-                value.copy_(x[name])
-            got = call(late, pool)
-            done.record()
-        assert not done.query(), "the call waited for the GPU"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    stream.synchronize()
+    with on_a_busy_stream():
+        for name, value in late.items():
+            value.copy_(x[name])
+        got = call(late, pool)
     assert torch.equal(got, want)
     assert not state or torch.equal(pool, want_pool)
 
@@ -327,22 +336,12 @@ def test_gradients_do_not_wait_and_follow_their_stream() -> None:
     want = torch.autograd.grad(chunk_gated_delta_rule(*tensors)[0], tensors, d_o)
     late = [torch.full_like(value, NAN) for value in tensors]
     late_d_o = torch.full_like(d_o, NAN)
-    torch.cuda.synchronize()
-    stream, done = torch.cuda.Stream(), torch.cuda.Event()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.stream(stream):
-            busy()
-            late_d_o.copy_(d_o)
-            for value, source in zip(late, tensors):
-                value.copy_(source.detach())
-            leaves_ = [value.requires_grad_() for value in late]
-            got = torch.autograd.grad(chunk_gated_delta_rule(*leaves_)[0], leaves_, late_d_o)
-            done.record()
-        assert not done.query(), "the call waited for the GPU"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    stream.synchronize()
+    with on_a_busy_stream():
+        late_d_o.copy_(d_o)
+        for value, source in zip(late, tensors):
+            value.copy_(source.detach())
+        leaves_ = [value.requires_grad_() for value in late]
+        got = torch.autograd.grad(chunk_gated_delta_rule(*leaves_)[0], leaves_, late_d_o)
     for a, b in zip(got, want):
         assert torch.equal(a, b)
 
