@@ -1,7 +1,9 @@
-// Places in a ring of stages that warps fill and others empty; pipeline.cuh has the barriers.
+// A ring of stages that warps fill and others empty; pipeline.cuh has the barriers.
 #pragma once
 
 #include <cstdint>
+
+#include "cuda/device/pipeline.cuh"
 
 namespace flashqla::cuda {
 
@@ -25,5 +27,17 @@ struct Turn {
     __device__ __forceinline__ std::uint32_t stage() const { return n % kStages; }
     __device__ __forceinline__ std::uint32_t round() const { return n / kStages % 2; }
 };
+
+// Tells those who compute that what this thread loads is there, or will be: `copied` if all of it comes in the
+// background. NOTE: what a thread has stored itself is not what arrive_after_copies() answers for.
+__device__ __forceinline__ void hand_over(Barrier& full, bool copied) {
+    if (copied) {
+        full.arrive_after_copies();
+    } else {
+        copies_commit();
+        copies_wait<0>();
+        full.arrive();
+    }
+}
 
 }  // namespace flashqla::cuda

@@ -193,6 +193,9 @@ public:
         if (copies_) at_ += row() * from.stride + column();
     }
 
+    // Whether rows travel in the background; else they are there when next() returns.
+    __device__ __forceinline__ bool copies() const { return copies_; }
+
     // Fills the tile with the next kRows rows, `rows` of which exist.
     __device__ __forceinline__ void next(Tile& tile, std::int64_t stride, int rows, int columns) {
         if (!copies_) {
@@ -218,10 +221,12 @@ private:
     bool copies_, inside_;
 };
 
-// Fills a tile once: in the background where types and alignment allow; the caller commits and waits.
+// Fills a tile once: in the background where types and alignment allow, which it says; the caller commits and waits.
 template <int kThreads, class Tile>
-__device__ __forceinline__ void fill(Tile& tile, const GlobalRows<typename Tile::Op::Input>& from) {
-    RowWalk<kThreads, Tile>(from).next(tile, from.stride, from.rows, from.columns);
+__device__ __forceinline__ bool fill(Tile& tile, const GlobalRows<typename Tile::Op::Input>& from) {
+    RowWalk<kThreads, Tile> walk(from);
+    walk.next(tile, from.stride, from.rows, from.columns);
+    return walk.copies();
 }
 
 // Copies the first bytes of a record to shared memory as they are, in the background.

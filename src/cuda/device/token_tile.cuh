@@ -51,15 +51,17 @@ __device__ __noinline__ void fill_converted(Tile& tile, const TokenRows& from) {
 
 // As fill() for a tensor of the operands' own type; others are converted.
 template <int kThreads, class Tile>
-__device__ __forceinline__ void fill_tokens(Tile& tile, const TokenRows& from) {
+__device__ __forceinline__ bool fill_tokens(Tile& tile, const TokenRows& from) {
     using Input = typename Tile::Op::Input;
     constexpr int kVectors = Tile::kRows * Tile::kColumns / 8;
     constexpr int kFillers = kVectors < kThreads ? kVectors : kThreads;  // a small tile does not employ them all
-    if (from.dtype != kTypeOf<Input>) return fill_converted<kThreads>(tile, from);
-    if (kFillers == kThreads || threadIdx.x % kThreads < kFillers) {
-        fill<kFillers>(tile,
-                       GlobalRows<Input>{static_cast<const Input*>(from.data), from.stride, from.rows, from.columns});
+    if (from.dtype != kTypeOf<Input>) {
+        fill_converted<kThreads>(tile, from);
+        return false;
     }
+    if (kFillers < kThreads && threadIdx.x % kThreads >= kFillers) return true;
+    return fill<kFillers>(
+        tile, GlobalRows<Input>{static_cast<const Input*>(from.data), from.stride, from.rows, from.columns});
 }
 
 }  // namespace flashqla::cuda

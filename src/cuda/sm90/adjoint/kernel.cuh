@@ -71,13 +71,14 @@ private:
 #pragma unroll 1
         for (std::int32_t c = segment_.chunks - 1; c >= 0; --c) {
             shared_.empty[place.stage].wait(place.round ^ 1);
-            load(c, shared_.stages[place.stage], shared_.full[place.stage]);
-            shared_.full[place.stage].arrive_after_copies();
+            Barrier& full = shared_.full[place.stage];
+            hand_over(full, load(c, shared_.stages[place.stage], full));
             place.next();
         }
     }
 
-    __device__ __forceinline__ void load(std::int32_t c, Stage& to, Barrier& full) {
+    // Whether all rows come in the background.
+    __device__ __forceinline__ bool load(std::int32_t c, Stage& to, Barrier& full) {
         constexpr int kThreads = Config::kLoaders;
         if (threadIdx.x % kThreads < 32) {
             to.template load<true>(static_cast<const Record*>(params_.prepared)[number(c)], full);
@@ -86,9 +87,10 @@ private:
         const auto rows_of = [&](const TokenRef& x, std::int32_t head, int skip, int columns) {
             return TokenRows::of(x, span_.batch, token(c), head, skip, tokens_of(c), columns);
         };
-        fill_tokens<kThreads>(to.k, rows_of(call_.k, key_head, 0, p_.dim_k));
-        fill_tokens<kThreads>(to.values, rows_of(call_.d_o, head_, v0_, p_.dim_v - v0_));
-        fill_tokens<kThreads>(to.q, rows_of(call_.q, key_head, 0, p_.dim_k));
+        bool copied = fill_tokens<kThreads>(to.k, rows_of(call_.k, key_head, 0, p_.dim_k));
+        copied &= fill_tokens<kThreads>(to.values, rows_of(call_.d_o, head_, v0_, p_.dim_v - v0_));
+        copied &= fill_tokens<kThreads>(to.q, rows_of(call_.q, key_head, 0, p_.dim_k));
+        return copied;
     }
 
     // ---------------------------------------------------------------------------------------- warpgroups that compute

@@ -58,12 +58,13 @@ public:
     }
 
     __device__ __forceinline__ void run() {
+        const bool copied = k_.copies() && (!kOutputs || q_.copies()) && (transition_ || v_.copies());
         RingPlace<Config::kStages> place;
 #pragma unroll 1
         for (std::int32_t c = 0; c < chunks_; ++c) {
             shared_.empty[place.stage].wait(place.round ^ 1);
             load(shared_.stages[place.stage], shared_.full[place.stage]);
-            shared_.full[place.stage].arrive_after_copies();
+            hand_over(shared_.full[place.stage], copied);
             place.next();
         }
     }

@@ -113,16 +113,6 @@ private:
         copy_bulk(f.high, from->high, kSecond, full);
     }
 
-    __device__ __forceinline__ void hand_over(Barrier& full, bool copied) {
-        if (copied) {
-            full.arrive_after_copies();
-        } else {
-            copies_commit();
-            copies_wait<0>();
-            full.arrive();
-        }
-    }
-
     // Whether the rows come in the background; else they are there.
     template <class Tile>
     __device__ __forceinline__ bool fill_rows(Tile& tile, const TokenRows& from) {
