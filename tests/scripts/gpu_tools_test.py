@@ -263,6 +263,42 @@ class Evidence(WithFiles):
         self.assertEqual(1, evidence.counts_of("Segmentation fault\n")["failed"])
         self.assertEqual(1, evidence.counts_of("========= COMPUTE-SANITIZER\n3 passed, 0 failed\n")["failed"])
 
+    def racecheck(self, reports, summary=None):
+        """A log with reports, each a list of where the accesses are."""
+        lines = ["========= COMPUTE-SANITIZER"]
+        for first, *others in reports:
+            lines.append(f"========= Error: Race reported between Write access at {first}+0x10")
+            lines += [f"=========     and Read access at {other}+0x20 [64 hazards]" for other in others]
+            lines.append("========= ")
+        count = len(reports)
+        summary = summary or f"{count} hazards displayed ({count} errors, 0 warnings)"
+        return "\n".join([*lines, "9 passed, 0 failed", f"========= RACECHECK SUMMARY: {summary}"]) + "\n"
+
+    def test_hazards_at_mbarriers(self):
+        hopper = "void flashqla::cuda::sm90::chunk_kernel<Config<Bf16, (int)64>, (ChunkMode)0>(ChunkParams)"
+        other = "void flashqla::cuda::sm80::chunk_kernel<Config<flashqla::cuda::sm90::X>>(ChunkParams)"
+        for errors, excused, log in (
+            (0, 0, self.racecheck([])),
+            (0, 2, self.racecheck([[hopper, hopper], [hopper, hopper, hopper]])),
+            # One name of another kernel, or one that cannot be read, and it is an error.
+            (1, 1, self.racecheck([[hopper, hopper], [other, other]])),
+            (1, 1, self.racecheck([[hopper, hopper, other], [hopper, hopper]])),
+            (1, 0, self.racecheck([["0x10 in " + hopper, hopper]])),
+            (1, 0, self.racecheck([[hopper]])),
+            # What was not printed may be of any kernel.
+            (51, 0, self.racecheck([[hopper, hopper]], "51 hazards displayed (51 errors, 0 warnings)")),
+            (1, 0, self.racecheck([[hopper, hopper]], "1 hazard displayed (1 error, 0 warnings), 7 not displayed")),
+            (1, 0, self.racecheck([[hopper, hopper]], "0 hazards displayed (0 errors, 0 warnings)")),
+        ):
+            counts = {"passed": 9, "failed": 0, "sanitizer_errors": errors}
+            if excused:
+                counts["hazards_at_mbarriers"] = excused
+            self.assertEqual(counts, evidence.counts_of(log))
+            record = self.record({}, {"racecheck cases": counts})
+            self.assertEqual(errors == 0, evidence.is_good(record))
+            text = f"{errors} sanitizer errors in 1" + (f" and {excused} hazards at mbarriers" if excused else "")
+            self.assertTrue(evidence.summary_of(record).endswith(text), evidence.summary_of(record))
+
     def test_what_is_good(self):
         self.assertTrue(evidence.is_good(self.record({})))
         self.assertFalse(evidence.is_good({"runs": {}}))
