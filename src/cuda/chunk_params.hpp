@@ -29,8 +29,10 @@ Status with_mode(ChunkMode mode, F&& f) noexcept {
 // fp32, S^T or M^T row by row: [segments][Hv][rows][K]. A segment's end has dim_v rows of S* (the true end for the
 // first segment of a sequence, from zeros for the others), then dim_k rows of M^T.
 struct SegmentStates {
-    float* starts = nullptr;  // [segments][Hv][V][K] of the segments that are not the first of their sequence
-    float* ends = nullptr;    // [segments][Hv][V + K][K]
+    // [segments][Hv][V][K] of the segments that are not the first of their sequence; of first ones too where the final
+    // state takes the place of the initial one.
+    float* starts = nullptr;
+    float* ends = nullptr;  // [segments][Hv][V + K][K]
 };
 
 struct ChunkParams {

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -198,7 +199,10 @@ void run_grid(unsigned blocks, unsigned threads, std::size_t shared_bytes, const
     block_size = {threads, 1, 1};
     grid_size = {blocks, 1, 1};
     body = &kernel;
-    for (unsigned block = 0; block < blocks; ++block) {
+    std::vector<unsigned> order(blocks);
+    std::iota(order.begin(), order.end(), 0u);
+    std::shuffle(order.begin(), order.end(), random);
+    for (const unsigned block : order) {
         block_index = {block, 0, 0};
         run_block(threads / 32, shared_bytes, random);
     }

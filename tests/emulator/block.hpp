@@ -17,8 +17,9 @@ extern thread_local Index thread_index, block_index, block_size, grid_size;
 inline constexpr std::size_t kSharedBytes = 227 << 10;  // of a block, as on sm_90
 extern std::byte* const shared_memory;                  // kSharedBytes, 1,024-byte aligned
 
-// Runs every block of a grid to its end, one after another. A deadlock, a misaligned copy or too much shared memory
-// ends the process with a sentence: these are faults of a kernel, and there is nobody to return them to.
+// Runs every block of a grid to its end, one after another in random order: a block that needs what another one writes,
+// or overwrites what another one has yet to read, has a chance to show. A deadlock, a misaligned copy or too much
+// shared memory ends the process with a sentence: these are faults of a kernel, and there is nobody to return them to.
 void run_grid(unsigned blocks, unsigned threads, std::size_t shared_bytes, const std::function<void()>& kernel);
 
 // Runs a grid now, or when the graph that is being recorded by this thread is launched. The kernel has to hold its

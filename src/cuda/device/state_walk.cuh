@@ -69,12 +69,15 @@ protected:
             next_checkpoint_ = static_cast<std::int32_t>(checkpoints(at_.segment.first_token).next());
         }
         const std::int64_t row = at_.number * p_.heads_v + at_.head;
-        if (at_.segment.index > 0) {
+        const auto kept = [&] { return params_.states.starts + row * p_.dim_v * p_.dim_k; };
+        bool from_cut = at_.segment.index > 0;
+        if constexpr (kOutputs) from_cut = from_cut || start_is_kept();
+        if (from_cut) {
             if constexpr (kMode == ChunkMode::ends) {
                 state_.zero();
                 if (at_.transition) state_.identity(at_.v0);
             } else {
-                state_.load_rows(params_.states.starts + row * p_.dim_v * p_.dim_k, at_.v0, p_.dim_v, p_.dim_k);
+                state_.load_rows(kept(), at_.v0, p_.dim_v, p_.dim_k);
             }
         } else if (at_.slots.read >= 0) {
             if constexpr (kLean) {
@@ -82,9 +85,20 @@ protected:
             } else {
                 state_.load(call_.initial_state, p_, at_.slots.read, at_.head, at_.v0);
             }
+            if constexpr (kMode == ChunkMode::ends) {
+                if (start_is_kept()) state_.store_rows(kept(), at_.v0, p_.dim_v, p_.dim_k);
+            }
         } else {
             state_.zero();
         }
+    }
+
+    // Where the final state takes the place of the initial one, the last segment of a sequence may store it before the
+    // first one has read. What walks for the ends reads earlier, and keeps the state that enters the sequence as the
+    // start of its first segment.
+    __device__ __forceinline__ bool start_is_kept() const {
+        return at_.segment.index == 0 && !at_.segment.last && at_.slots.read >= 0 &&
+               at_.slots.read == at_.slots.write && call_.initial_state.data == call_.final_state.data;
     }
 
     __device__ __forceinline__ void finish() {
