@@ -107,7 +107,7 @@ public:
         : device_(request.device.index),
           shapes_(request.problem, gpu_of(device_), request.options),
           segments_(request.problem, request.options, shapes_.costs),
-          setup_(request.problem, device_, segments_, workspace_) {
+          setup_(request.problem, device_, segments_, true, workspace_) {
         const Problem& p = request.problem;
         const GpuInfo& gpu = gpu_of(device_);
         const auto shared = static_cast<std::size_t>(gpu.shared_bytes);

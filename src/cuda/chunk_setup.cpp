@@ -134,12 +134,14 @@ std::string SegmentPlan::explain() const {
                      : "segments of " + least + " chunks";
 }
 
-ChunkSetup::ChunkSetup(const Problem& p, std::int32_t device, const SegmentPlan& plan, WorkspaceLayout& workspace)
+ChunkSetup::ChunkSetup(const Problem& p, std::int32_t device, const SegmentPlan& plan, bool records,
+                       WorkspaceLayout& workspace)
     : device_(device),
       chunk_(sm80::chunk_tokens(p)),
       segment_chunks_(plan.costs.least),
       costs_(plan.costs),
-      packed_(p.sequences > 0) {
+      packed_(p.sequences > 0),
+      records_(records) {
     const std::int64_t longest = pieces(p.tokens, chunk_), n = sequences_of(p);
     if (packed_) {
         // A sequence has at most one chunk that is not full, and one segment.
@@ -153,6 +155,7 @@ ChunkSetup::ChunkSetup(const Problem& p, std::int32_t device, const SegmentPlan&
         chunks_ = n * longest;
         segments_ = n * std::max<std::int64_t>(1, pieces(longest, segment_chunks_));
     }
+    if (!records) return;
     // A block may take its whole group, whose products it then computes once, or share it with others while
     // multiprocessors would be idle.
     constexpr std::int64_t kBlocksEach = 4;
@@ -194,6 +197,7 @@ Status ChunkSetup::prepare(const char* function, const Inputs& in, std::byte* wo
             chunks_, segments_};
         if (Status status = sm80::launch_table(function, params, device_, stream); !status.ok()) return status;
     }
+    if (!records_) return {};
     sm80::PrepareParams params{in, table(workspace), prepared(workspace), share_};
     return sm80::launch_prepare(function, params, chunks_, device_, stream);
 }

@@ -36,8 +36,9 @@ struct SegmentPlan {
 
 class ChunkSetup {
 public:
-    // Books the workspace.
-    ChunkSetup(const Problem& problem, std::int32_t device, const SegmentPlan& plan, WorkspaceLayout& workspace);
+    // Books the workspace. `records`: the chunks are prepared by a kernel of its own.
+    ChunkSetup(const Problem& problem, std::int32_t device, const SegmentPlan& plan, bool records,
+               WorkspaceLayout& workspace);
 
     std::int64_t chunks() const noexcept { return chunks_; }  // upper bounds
     std::int64_t segments() const noexcept { return segments_; }
@@ -49,14 +50,14 @@ public:
     ChunkTable table(std::byte* workspace, int walk) const noexcept;
     // PreparedChunk [chunks][Hv]
     void* prepared(std::byte* workspace) const noexcept { return prepared_.in(workspace); }
-    // Launches the table kernel (packed calls) and the prepare kernel.
+    // Launches the table kernel (packed calls) and, if there are records, the prepare kernel.
     Status prepare(const char* function, const Inputs& in, std::byte* workspace, Stream stream) const noexcept;
 
 private:
     std::int32_t device_, chunk_, segment_chunks_ = 1, share_ = 1;
     SegmentCosts costs_;
     std::int64_t chunks_ = 0, segments_ = 0;
-    bool packed_;
+    bool packed_, records_;
     Booking<std::int32_t> chunk_table_, segment_table_;
     Booking<SegmentChoice> choice_;
     Booking<std::byte> prepared_;

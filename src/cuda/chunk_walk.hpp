@@ -11,6 +11,7 @@
 #include "cuda/segment_cost.hpp"
 #include "cuda/sm80/chunk/params.hpp"
 #include "cuda/sm90/chunk/params.hpp"
+#include "cuda/sm90/forward/params.hpp"
 
 namespace flashqla::cuda {
 
@@ -25,19 +26,25 @@ struct ChunkTimes {
 struct ChunkFamily {
     ChunkTimes outputs, ends, history;
     bool own_stages;  // the kernel knows how many chunks it holds, one block a multiprocessor
+    bool records;     // it takes what the prepare kernel has made of chunks
     Status (*launch)(const char* function, const ChunkParams& params, int device, Stream stream) noexcept;
 };
 inline constexpr ChunkFamily kSm80Chunks{{2.75f, 4.7f, 4.0f, 1.0f},  // on one H200
-                                         {1.95f, 3.4f, 3.1f, 3.0f},
-                                         {2.1f, 4.3f, 0.0f, 2.0f},
-                                         false,
+                                         {1.95f, 3.4f, 3.1f, 3.0f}, {2.1f, 4.3f, 0.0f, 2.0f}, false, true,
                                          &sm80::launch_chunks};
 inline constexpr ChunkFamily kSm90Chunks{
-    {1.75f, 0.0f, 2.8f, 1.5f}, {1.3f, 0.0f, 2.2f, 3.0f}, {1.6f, 0.0f, 2.9f, 2.0f}, true, &sm90::launch_chunks};
+    {1.75f, 0.0f, 2.8f, 1.5f}, {1.3f, 0.0f, 2.2f, 3.0f}, {1.6f, 0.0f, 2.9f, 2.0f}, true, true, &sm90::launch_chunks};
+// Forward alone: the kernel prepares chunks itself.
+inline constexpr ChunkFamily kSm90Forward{{0.0f, 0.0f, 2.6f, 8.0f}, {0.0f, 0.0f, 1.9f, 8.0f}, {}, true, false,
+                                          &sm90::launch_forward};
 inline constexpr float kCarryTime = 4.0f, kCarryStep = 2.3f;  // the launch of the ends is in the first
 
 inline const ChunkFamily& chunk_family(const Problem& p, const GpuInfo& gpu) {
     return gpu.hopper && sm90::has_chunk_kernel(p) ? kSm90Chunks : kSm80Chunks;
+}
+
+inline const ChunkFamily& forward_family(const Problem& p, const GpuInfo& gpu) {
+    return gpu.hopper && sm90::has_forward_kernel(p) ? kSm90Forward : chunk_family(p, gpu);
 }
 
 // Blocks of so many columns, so many on a multiprocessor. `transition`: columns besides those of V.
@@ -74,7 +81,9 @@ struct ChunkWalkShapes {
         }
         if (times.wide <= 0 || !sm80::has_wide_blocks(p) || !fits(128, 1, 1)) return;
         // NOTE: the workspace has room for columns of V in whole blocks of 64.
-        if (family.own_stages && (padded_columns(p.dim_v) % 128 != 0 || padded_columns(transition) % 128 != 0)) return;
+        if (family.own_stages && family.records &&
+            (padded_columns(p.dim_v) % 128 != 0 || padded_columns(transition) % 128 != 0))
+            return;
         const WalkLaunch other = launch(128, 1, times.wide);
         const auto for_many = [](const WalkLaunch& it) { return it.step * static_cast<float>(it.blocks) * it.share; };
         if (launches[1].step > 0 && for_many(launches[1]) <= for_many(other)) return;

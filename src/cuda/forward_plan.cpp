@@ -27,7 +27,7 @@ struct ForwardShapes {
     SegmentCosts costs;
 
     ForwardShapes(const Problem& p, const GpuInfo& gpu)
-        : family(chunk_family(p, gpu)),
+        : family(forward_family(p, gpu)),
           outputs(p, gpu, family, family.outputs, 0),
           ends(p, gpu, family, family.ends, p.dim_k) {
         std::copy_n(outputs.launches, SegmentCosts::kLaunches, costs.walks[kOutputs]);
@@ -45,7 +45,7 @@ public:
         : device_(request.device.index),
           shapes_(request.problem, gpus().list[static_cast<std::size_t>(device_)]),
           segments_(request.problem, request.options, shapes_.costs),
-          setup_(request.problem, device_, segments_, workspace_),
+          setup_(request.problem, device_, segments_, shapes_.family.records, workspace_),
           packed_(request.problem.sequences > 0) {
         const Problem& p = request.problem;
         rows_ = static_cast<std::uint32_t>(setup_.segments() * p.heads_v);
@@ -61,7 +61,7 @@ public:
     std::string explain() const override {
         std::string text = "chunks of " + std::to_string(setup_.chunk()) + " tokens on the matrix units, at most " +
                            std::to_string(setup_.chunks()) + " of them; ";
-        int launches = (packed_ ? 1 : 0) + 1 + (segments_.split ? 1 : 0);
+        int launches = (packed_ ? 1 : 0) + (shapes_.family.records ? 1 : 0) + (segments_.split ? 1 : 0);
         const char* between = "";
         for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
             launches += segments_.may(kEnds, i) ? 1 : 0;
@@ -80,7 +80,7 @@ public:
         if (Status status = setup_.prepare(kFunction, call, workspace, stream); !status.ok()) return status;
         ChunkParams params;
         params.call = call;
-        params.from = setup_.prepared(workspace);
+        if (shapes_.family.records) params.from = setup_.prepared(workspace);
         if (segments_.split) {
             params.states = {starts_.in(workspace), ends_.in(workspace)};
             params.mode = ChunkMode::ends;

@@ -92,6 +92,17 @@ inline std::uint32_t __float_as_uint(float x) {
 inline float __expf(float x) { return expf(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+    const auto fma_of = [](__half x, __half y, __half z) {
+        return __float2half_rn(
+            static_cast<float>(static_cast<double>(__half2float(x)) * __half2float(y) + __half2float(z)));
+    };
+    return __halves2half2(fma_of(__low2half(a), __low2half(b), __low2half(c)),
+                          fma_of(__high2half(a), __high2half(b), __high2half(c)));
+}
+inline bool __any_sync(unsigned mask, bool is) { return __ballot_sync(mask, is) != 0; }
+inline bool __all_sync(unsigned mask, bool is) { return __ballot_sync(mask, is) == ~0u; }
+
 using std::isfinite;
 using std::isinf;
 using std::isnan;

@@ -8,6 +8,12 @@ namespace flashqla::cuda {
 
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
+// Below this a decay is zero in fp32 with room to spare; -inf becomes a number.
+__device__ __forceinline__ float smallest_log_decay(float g) {
+    constexpr float kSmallest = -1.0e4f;
+    return g < kSmallest ? kSmallest : g;
+}
+
 // What one value head's gate is made of besides g: read once, not once a token.
 struct HeadGate {
     float rate = 0.0f, bias = 0.0f;
@@ -27,14 +33,10 @@ struct HeadGate {
     // g, as a number whose sums can be subtracted from each other.
     __device__ __forceinline__ float log_decay(const Inputs& in, std::uint32_t g_bits) const {
         if (in.problem.gate == Gate::none) return 0.0f;
-        const float g = log_of(in, g_bits);
-        return g < kSmallestLogDecay ? kSmallestLogDecay : g;
+        return smallest_log_decay(log_of(in, g_bits));
     }
 
 private:
-    // Below this a decay is zero in fp32 with room to spare; -inf becomes a number.
-    static constexpr float kSmallestLogDecay = -1.0e4f;
-
     __device__ __forceinline__ float log_of(const Inputs& in, std::uint32_t g_bits) const {
         const float g = float_of_bits(g_bits, in.g.dtype);
         return in.problem.gate == Gate::raw ? -rate * softplus(g + bias) : g;

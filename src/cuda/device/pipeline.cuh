@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/device/mma.cuh"
+#include "cuda/host/tensor_map.hpp"
 
 namespace flashqla::cuda {
 
@@ -58,10 +59,35 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, std::uint3
                  : "memory");
 }
 
+// A box of the tensor to a panel of a SwizzledTile, 8 KiB, in the background, by one thread.
+__device__ __forceinline__ void copy_box(void* to, const TensorMap& map, Barrier& barrier, int column, int head,
+                                         int token, int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+        "%6}], "
+        "[%2];" ::"r"(shared_address(to)),
+        "l"(&map), "r"(shared_address(&barrier)), "r"(column), "r"(head), "r"(token), "r"(batch)
+        : "memory");
+}
+inline constexpr std::uint32_t kBoxBytes = 64 * 64 * 2;
+
 // Waits for kThreads threads, whole warps, that have this number in common; number 0 is __syncthreads().
 template <int kNumber, int kThreads>
 __device__ __forceinline__ void sync_threads() {
     asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "n"(kThreads) : "memory");
+}
+
+__device__ __forceinline__ void sync_128(int number) { asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory"); }
+// Waits for 128 threads with this number in common, and says whether any of them has it so.
+__device__ __forceinline__ bool any_of_128(int number, bool is) {
+    std::uint32_t any;
+    asm volatile(
+        "{\n.reg .pred one, all;\nsetp.ne.u32 one, %2, 0;\nbar.red.or.pred all, %1, 128, one;\nselp.u32 %0, 1, 0, "
+        "all;\n}\n"
+        : "=r"(any)
+        : "r"(number), "r"(is ? 1 : 0)
+        : "memory");
+    return any != 0;
 }
 
 // Registers of this warpgroup's threads from here on.

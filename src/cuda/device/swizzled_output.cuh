@@ -9,37 +9,54 @@
 
 namespace flashqla::cuda {
 
-// x^T, 16 rows of a warp times 64 tokens, to rows of `to`: `tokens` of them, `columns` elements each, from element `at`
-// on. Rows of the operands' type are turned in columns v.. of a tile that nobody else reads any more, and leave in
-// stores of 16 bytes. NOTE: no calls, which would make products in flight wait.
-template <class Op, class Tile>
-__device__ __forceinline__ void store_turned(const TokenRef& to, std::int64_t at, int tokens, int columns, Tile& place,
-                                             int v, const float (&x)[8][4]) {
+// Whether rows of `to` can leave in stores of 16 bytes: rows of the operands' type, `columns` elements from `at` on.
+template <class Op>
+__device__ __forceinline__ bool stores_whole_vectors(const TokenRef& to, std::int64_t at, int columns) {
     using Element = typename Op::Element;
+    return to.dtype == kTypeOf<Element> && columns >= 16 && to.token % 8 == 0 &&
+           reinterpret_cast<std::uintptr_t>(static_cast<Element*>(to.data) + at) % 16 == 0;
+}
+
+// x^T, 16 rows of a warp, to columns v.. of a tile of 64 tokens.
+template <class Op, class Tile>
+__device__ __forceinline__ void turn(Tile& place, int lane, int v, const float (&x)[8][4]) {
+    const int row = lane % 8 + lane / 16 * 8, eight = lane / 8 % 2 * 8;
+    const std::uint32_t turned = shared_address(place.x) + place.offset(row, v + eight);
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+        const auto f = Fragment<Op>::of(x[2 * b], x[2 * b + 1]);
+        stmatrix_transposed(turned + 16 * b * place.kRowBytes, f.x[0][0], f.x[0][1], f.x[0][2], f.x[0][3]);
+    }
+}
+
+// A warpgroup's x^T, 64 rows times 64 tokens, to rows of `to`, `stride` apart: `tokens` of them, `columns` elements
+// each, a multiple of 8, from element `at` on, where stores_whole_vectors() says so. They are turned in columns v.. of
+// a tile that nobody else reads any more, and leave 128 bytes at a time. The group has met since it last read the tile,
+// and meets at barrier `number`.
+template <class Op, class Tile>
+__device__ __forceinline__ void store_turned_group(void* to, std::int64_t stride, std::int64_t at, int tokens,
+                                                   int columns, Tile& place, int v, int number,
+                                                   const float (&x)[8][4]) {
+    using Element = typename Op::Element;
+    const int thread = only_here(static_cast<int>(threadIdx.x)) & 127;
+    turn<Op>(place, thread % 32, v + thread / 32 * 16, x);
+    sync_128(number);
+    const int line = thread / 8, skip = thread % 8 * 8;
+    Element* data = static_cast<Element*>(to) + at + line * stride + skip;
+    const char* from = reinterpret_cast<const char*>(place.x) + place.offset(line, v + skip);
+    if (skip >= columns) tokens = 0;
+#pragma unroll
+    for (int i = 0; i < 64; i += 16, data += 16 * stride) {
+        const uint4 values = *reinterpret_cast<const uint4*>(from + i * place.kRowBytes);
+        if (line + i < tokens) *reinterpret_cast<uint4*>(data) = values;
+    }
+}
+
+// The same for whatever rows and types, `columns` of them, element by element.
+__device__ __forceinline__ void store_turned_elements(const TokenRef& to, std::int64_t at, int tokens, int columns,
+                                                      const float (&x)[8][4]) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const std::int64_t stride = only_here(to.token);
-    Element* data = static_cast<Element*>(to.data) + at;
-    if (to.dtype == kTypeOf<Element> && columns >= 16 && stride % 8 == 0 &&
-        reinterpret_cast<std::uintptr_t>(data) % 16 == 0) [[likely]] {
-        const int row = lane % 8 + lane / 16 * 8, eight = lane / 8 % 2 * 8;
-        const std::uint32_t turned = shared_address(place.x) + place.offset(row, v + eight);
-        __syncwarp();
-#pragma unroll
-        for (int b = 0; b < 4; ++b) {
-            const auto f = Fragment<Op>::of(x[2 * b], x[2 * b + 1]);
-            stmatrix_transposed(turned + 16 * b * place.kRowBytes, f.x[0][0], f.x[0][1], f.x[0][2], f.x[0][3]);
-        }
-        __syncwarp();
-        const int line = lane / 2, skip = lane % 2 * 8;
-        data += line * stride + skip;
-        const char* from = reinterpret_cast<const char*>(place.x) + place.offset(line, v + skip);
-#pragma unroll
-        for (int i = 0; i < 64; i += 16, data += 16 * stride) {
-            const uint4 values = *reinterpret_cast<const uint4*>(from + i * place.kRowBytes);
-            if (line + i < tokens) *reinterpret_cast<uint4*>(data) = values;
-        }
-        return;
-    }
     with_type(to.dtype, to.data, [&]<class T>(T* elements) {
 #pragma unroll
         for (int n = 0; n < 8; ++n)
@@ -49,6 +66,30 @@ __device__ __forceinline__ void store_turned(const TokenRef& to, std::int64_t at
                 if (token < tokens && skip < columns) elements[at + token * stride + skip] = from_float<T>(x[n][e]);
             }
     });
+}
+
+// A warp's x^T to rows of `to`, 16 columns or fewer each. NOTE: no calls, which would make products in flight wait.
+template <class Op, class Tile>
+__device__ __forceinline__ void store_turned(const TokenRef& to, std::int64_t at, int tokens, int columns, Tile& place,
+                                             int v, const float (&x)[8][4]) {
+    if (!stores_whole_vectors<Op>(to, at, columns)) {
+        store_turned_elements(to, at, tokens, columns, x);
+        return;
+    }
+    using Element = typename Op::Element;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const std::int64_t stride = only_here(to.token);
+    __syncwarp();
+    turn<Op>(place, lane, v, x);
+    __syncwarp();
+    const int line = lane / 2, skip = lane % 2 * 8;
+    Element* data = static_cast<Element*>(to.data) + at + line * stride + skip;
+    const char* from = reinterpret_cast<const char*>(place.x) + place.offset(line, v + skip);
+#pragma unroll
+    for (int i = 0; i < 64; i += 16, data += 16 * stride) {
+        const uint4 values = *reinterpret_cast<const uint4*>(from + i * place.kRowBytes);
+        if (line + i < tokens) *reinterpret_cast<uint4*>(data) = values;
+    }
 }
 
 }  // namespace flashqla::cuda

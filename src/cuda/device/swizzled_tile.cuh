@@ -43,6 +43,10 @@ struct SwizzledTile {
     __device__ __forceinline__ AcrossK across_k() const {
         return {SharedOperand::of(uniform(shared_address(x)), kPanelBytes, 1024, true)};
     }
+    // B[k][n] = tile[n0 + n][k0 + k]; made of along_k().
+    static __device__ __forceinline__ SharedOperand part(AlongK all, int n0, int k0) {
+        return all(k0).plus(n0 * kRowBytes);
+    }
     // B[k][n] = tile[n'][k0 + k], n' the rows of every second block of 8, from block `first` on.
     __device__ __forceinline__ AlongK along_k_by_two(int first) const {
         return {SharedOperand::of(uniform(shared_address(x)), 16, 2048, true).plus(first * 1024)};
@@ -66,6 +70,12 @@ struct SwizzledTile {
         return f;
     }
 
+    template <int kThreads>
+    __device__ __forceinline__ void clear() {
+        for (int i = static_cast<int>(threadIdx.x); i < kRows * kColumns / 8; i += kThreads) {
+            reinterpret_cast<uint4*>(x)[i] = uint4{};
+        }
+    }
     __device__ __forceinline__ void set(int row, int column, Pair<Op> pair) {
         *reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(x) + offset(row, column)) = pair.part[0];
     }

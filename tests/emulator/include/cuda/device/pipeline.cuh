@@ -5,6 +5,8 @@
 
 #include "block.hpp"
 #include "cuda/device/mma.cuh"
+#include "cuda/host/tensor_map.hpp"
+#include "tensor_map.hpp"
 
 namespace flashqla::cuda {
 
@@ -52,9 +54,40 @@ inline void copy_bulk(void* to, const void* from, std::uint32_t bytes, Barrier& 
     });
 }
 
+inline constexpr std::uint32_t kBoxBytes = 64 * 64 * 2;
+inline void copy_box(void* to, const TensorMap& map, Barrier& barrier, int column, int head, int token, int batch) {
+    if (shared_address(to) % 1024 != 0) emulator::fail("a box to an address that is no multiple of 1,024");
+    emulator::later([=, at = &barrier] {
+        EmulatedMap of;
+        std::memcpy(&of, &map, sizeof(of));
+        for (int row = 0; row < 64; ++row)
+            for (int i = 0; i < 64; ++i) {
+                std::uint16_t x = 0;
+                if (column + i < of.columns && token + row < of.tokens) {
+                    std::memcpy(
+                        &x, of.data + 2 * (column + i + head * of.head + (token + row) * of.token + batch * of.batch),
+                        2);
+                }
+                std::memcpy(static_cast<char*>(to) + row * 128 + ((i / 8) ^ (row % 8)) * 16 + i % 8 * 2, &x, 2);
+            }
+        at->complete(kBoxBytes);
+    });
+}
+
 template <int kNumber, int kThreads>
 void sync_threads() {
     emulator::barrier(kNumber, kThreads);
+}
+inline void sync_128(int number) { emulator::barrier(static_cast<unsigned>(number), 128); }
+inline bool any_of_128(int number, bool is) {
+    static thread_local bool any[16];
+    const auto id = static_cast<unsigned>(number);
+    emulator::barrier(id, 128);
+    any[number] = false;
+    emulator::barrier(id, 128);
+    any[number] |= is;
+    emulator::barrier(id, 128);
+    return any[number];
 }
 template <int kRegisters>
 void take_registers() {}

@@ -17,6 +17,10 @@ void wgmma_wait() {
     emulator::products_wait(kLeft);
 }
 
+template <int kTiles>
+void settle(float (&)[kTiles][4]) {}
+inline void settle(std::uint32_t (&)[4]) {}
+
 inline std::uint32_t uniform(std::uint32_t x) {
     const std::uint32_t first = __shfl_sync(0xffffffffu, x, 0);
     if (first != x) emulator::fail("a number that is not uniform");
@@ -67,6 +71,11 @@ void wgmma(float (&d)[kN][4], SharedOperand a, SharedOperand b, bool add, T) {
     });
 }
 
+template <bool kAdd, Rows kRowsA, Rows kRows, int kN, class T>
+void wgmma(float (&d)[kN][4], SharedOperand a, SharedOperand b, T type) {
+    wgmma<kRowsA, kRows>(d, a, b, kAdd, type);
+}
+
 // A in registers: taken when the product is asked for.
 template <bool kAdd, Rows kRows, int kN, class T>
 void wgmma(float (&d)[kN][4], const std::uint32_t (&a)[4], SharedOperand b, T) {
@@ -99,19 +108,32 @@ void wgmma(float (&d)[kN][4], const std::uint32_t (&a)[4], SharedOperand b, T) {
     });
 }
 
-inline void stmatrix_transposed(std::uint32_t address, std::uint32_t x0, std::uint32_t x1, std::uint32_t x2,
-                                std::uint32_t x3) {
+namespace emulated {
+template <bool kTransposed>
+void stmatrix(std::uint32_t address, const std::uint32_t (&x)[4]) {
     if (address % 16 != 0) emulator::fail("stmatrix to an address that is no multiple of 16");
     emulator::Lane& lane = emulator::my_lane();
-    lane.in[0] = address, lane.in[1] = x0, lane.in[2] = x1, lane.in[3] = x2, lane.in[4] = x3;
+    lane.in[0] = address;
+    std::memcpy(lane.in + 1, x, sizeof(x));
     emulator::meet([](emulator::Lane* lanes) {
         for (int block = 0; block < 4; ++block)
             for (int i = 0; i < 32; ++i)
                 for (int e = 0; e < 2; ++e) {
-                    const auto x = static_cast<std::uint16_t>(lanes[i].in[1 + block] >> (16 * e));
-                    std::memcpy(emulator::shared_memory + lanes[8 * block + 2 * (i % 4) + e].in[0] + i / 4 * 2, &x, 2);
+                    const auto bits = static_cast<std::uint16_t>(lanes[i].in[1 + block] >> (16 * e));
+                    const int pair = 2 * (i % 4) + e, row = kTransposed ? pair : i / 4,
+                              column = kTransposed ? i / 4 : pair;
+                    std::memcpy(emulator::shared_memory + lanes[8 * block + row].in[0] + column * 2, &bits, 2);
                 }
     });
+}
+}  // namespace emulated
+
+inline void stmatrix(std::uint32_t address, std::uint32_t x0, std::uint32_t x1, std::uint32_t x2, std::uint32_t x3) {
+    emulated::stmatrix<false>(address, {x0, x1, x2, x3});
+}
+inline void stmatrix_transposed(std::uint32_t address, std::uint32_t x0, std::uint32_t x1, std::uint32_t x2,
+                                std::uint32_t x3) {
+    emulated::stmatrix<true>(address, {x0, x1, x2, x3});
 }
 
 }  // namespace flashqla::cuda

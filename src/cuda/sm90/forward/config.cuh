@@ -1,0 +1,135 @@
+// Who does what. A block takes 128 columns of one value head's state through the chunks of a segment, by four
+// warpgroups:
+//
+//   0, 1   the walk: 64 columns of V each, as 64 rows of S^T in registers             walk.cuh
+//   2      the triangles of a chunk, one or two chunks ahead                          triangles.cuh
+//   3      two warps: inverses of the triangles' diagonal blocks of 16x16             diagonal.cuh
+//          one warp: loads q, k and v                                                 loader.cuh
+//          one warp: gates and norms                                                  gates.cuh
+//
+// and what they hand to each other.
+#pragma once
+
+#include "cuda/device/pipeline.cuh"
+#include "cuda/device/ring.cuh"
+#include "cuda/device/state_walk.cuh"
+#include "cuda/device/swizzled_tile.cuh"
+#include "cuda/device/token_vector.cuh"
+#include "cuda/sm90/forward/params.hpp"
+
+namespace flashqla::cuda::sm90 {
+
+template <class Op_, int kK_>
+struct ForwardConfig {
+    using Op = Op_;
+    static constexpr int kK = kK_;  // keys, the last ones zero when dim_k is smaller
+    static constexpr int kChunk = 64, kBlocks = kChunk / 16;
+    static constexpr int kColumns = 128;  // of V that a block holds
+    static constexpr int kWalkers = 2 * kColumns, kThreads = kWalkers + 256;
+    static constexpr int kStages = 3;  // chunks of rows in shared memory
+    static constexpr int kTurns = 2;   // chunks of triangles
+    static constexpr int kWalkRegisters = 192, kTriangleRegisters = 80, kOtherRegisters = 48;
+};
+
+template <class Config>
+struct ForwardRows {
+    using Op = typename Config::Op;
+    SwizzledTile<Op, Config::kChunk, Config::kK> k, q;
+    SwizzledTile<Op, Config::kChunk, Config::kColumns> values;
+};
+
+// The factors of a chunk's tokens. Norms and scale are folded in where nothing is said; tokens past the end of the
+// sequence have read = query = 0 and beta = 0. A state does not decay with every chunk: the walk has it divided by
+// `state`, the decay since it was last scaled, which read, query and keep make up for. Decays come as products of two
+// that do not exceed 1 unless gates grow: from the end of the 16 tokens before token i to i, and from token j to the
+// end of the 16 before a later block.
+struct ForwardFactors {
+    TokenVector read;         // state e_i n_k,i, with the state before the chunk
+    TokenVector query;        // state scale e_i n_q,i, the same
+    TokenVector keep;         // r_i n_k,i / state, with that after the chunk
+    TokenVector row_k;        // from the block's start to token i, times n_k,i
+    TokenVector row_q;        // the same times scale n_q,i
+    TokenVector to_block[3];  // from token j to the start of block 1, 2, 3, times n_k,j
+    TokenVector high, low;    // running sum of g, an unevaluated sum of two floats
+    TokenVector norm_k, norm_q;
+    alignas(16) __half2 beta[32];
+    float decay;  // of the state that leaves, in the walk's registers; nearly always 1
+    float state;  // after the chunk
+};
+
+// (I + L)^-1 V is solved by blocks of 16 tokens: A_jj = X_jj beta on the diagonal, with X_jj = (I + beta L_jj)^-1, and
+// N_ji = -A_jj L_ji below it, where L = Gamma o K^ K^^T. fp16, whatever the operands are: 11 bits of what is below 2
+// for unit keys.
+struct ForwardTriangles {
+    SwizzledTile<F16Operand, 64, 64> solve;          // A_jj and N_ji
+    SwizzledTile<F16Operand, 64, 64> lower;          // -L_ji below the diagonal blocks
+    static constexpr int kDiagonalRow = 24;          // elements; the gap keeps eight rows in different banks
+    alignas(16) __half diagonal[64 * kDiagonalRow];  // -L_jj, row after row; what is not below the diagonal is anything
+};
+
+template <class Config>
+struct ForwardShared {
+    ForwardRows<Config> rows[Config::kStages];
+    ForwardTriangles triangles[Config::kTurns];
+    SwizzledTile<typename Config::Op, 64, 64> attention[Config::kTurns];  // P = tril(Gamma o Q^ K^^T)
+    SwizzledTile<typename Config::Op, 64, Config::kColumns> outputs;      // on their way out
+    ForwardFactors factors[Config::kStages];
+    Barrier rows_full[Config::kStages], factors_full[Config::kStages], rows_empty[Config::kStages];
+    Barrier lower_full[Config::kTurns], diagonal_full[Config::kTurns];
+    Barrier triangles_full[Config::kTurns], triangles_empty[Config::kTurns];
+    Barrier tail_full;  // rows of the last chunk, before those past the end of the sequence are cleared
+    StatePlace place;
+    // Of o; the columns from the block's first on. NOTE: here because parameters come through the caches of
+    // instructions.
+    void* o_data;
+    std::int64_t o_stride;
+    int columns;
+
+    // By all threads of the block, before anybody begins.
+    __device__ __forceinline__ void open(const ForwardCall& call) {
+        constexpr std::uint32_t kWalkWarps = Config::kWalkers / 32;
+        if (threadIdx.x == 0) {
+            o_data = call.o.data;
+            o_stride = call.o.token;
+            columns = call.problem.dim_v - place.v0;
+#pragma unroll
+            for (int i = 0; i < Config::kStages; ++i) {
+                rows_full[i].init(1);
+                factors_full[i].init(1);
+                rows_empty[i].init(kWalkWarps);
+            }
+#pragma unroll
+            for (int i = 0; i < Config::kTurns; ++i) {
+                lower_full[i].init(4);
+                diagonal_full[i].init(2);
+                triangles_full[i].init(4);
+                triangles_empty[i].init(kWalkWarps);
+            }
+            tail_full.init(1);
+            fence_barrier_init();
+        }
+        // What lies above the diagonal blocks is never written.
+#pragma unroll
+        for (int i = 0; i < Config::kTurns; ++i) {
+            triangles[i].solve.template clear<Config::kThreads>();
+            triangles[i].lower.template clear<Config::kThreads>();
+            attention[i].template clear<Config::kThreads>();
+        }
+        fence_for_wgmma();
+        __syncthreads();
+    }
+};
+
+// What every role knows of its block.
+template <class Config, ChunkMode kMode>
+struct ForwardRole {
+    static constexpr bool kOutputs = kMode == ChunkMode::outputs;
+    const ForwardParams& params;
+    const ForwardCall& call;
+    ForwardShared<Config>& shared;
+
+    static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+    __device__ __forceinline__ std::int32_t chunks() const { return shared.place.segment.chunks; }
+};
+
+}  // namespace flashqla::cuda::sm90

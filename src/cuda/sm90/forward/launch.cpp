@@ -1,0 +1,15 @@
+#include "cuda/sm90/forward/operands.hpp"
+
+namespace flashqla::cuda::sm90 {
+
+Status launch_forward(const char* function, const ChunkParams& params, int device, Stream stream) noexcept {
+    ForwardParams all{params, {}, {}, {}, false};
+    const ForwardCall& call = params.call;
+    const Problem& p = call.problem;
+    all.mapped = make_tensor_map(all.q_map, call.q, p, p.heads_k, p.dim_k) &&
+                 make_tensor_map(all.k_map, call.k, p, p.heads_k, p.dim_k) &&
+                 make_tensor_map(all.v_map, call.v, p, p.heads_v, p.dim_v);
+    return launch_forward_bf16({function, "forward", device, stream}, all);
+}
+
+}  // namespace flashqla::cuda::sm90

@@ -1,0 +1,310 @@
+// A warpgroup that takes 64 columns of V through the chunks, as 64 rows of S^T in its registers. Every product has A in
+// registers and B in shared memory:
+//
+//   U^T = S^T K^T, O^T = S^T Q^T           [64,C]
+//   R^T = V^T - read U^T                   fp16
+//   X_j^T = R_j^T A_jj^T - sum_i<j ...     16 tokens at a time: X_j^T += X_i^T N_ji^T, X_i in fp16
+//   O^T = query O^T + X^T P^T
+//   S^T = total S^T + (keep X)^T K
+//
+// The state and the outputs are in units of a power of two, each warp's own, in which R lies in fp16's range.
+#pragma once
+
+#include "cuda/device/reduce.cuh"
+#include "cuda/device/swizzled_output.cuh"
+#include "cuda/sm90/forward/config.cuh"
+
+namespace flashqla::cuda::sm90 {
+
+template <class Config, ChunkMode kMode>
+class ForwardWalk : public StateWalk<Config::kK, Config::kColumns, kMode, true, true> {
+    using Base = StateWalk<Config::kK, Config::kColumns, kMode, true, true>;
+    using Op = typename Config::Op;
+    using Element = typename Op::Element;
+    using Half = Fragment<F16Operand>;
+    static constexpr int kChunk = Config::kChunk, kBlocks = Config::kBlocks, kK = Config::kK;
+    static constexpr bool kOutputs = Base::kOutputs;
+    using Base::at_;
+    using Base::call_;
+    using Base::inverse_unit_;
+    using Base::p_;
+    using Base::state_;
+    using Base::unit_;
+
+public:
+    __device__ __forceinline__ ForwardWalk(const ChunkParams& params, ForwardShared<Config>& shared)
+        : Base(params, shared.place), shared_(shared) {}
+
+    using Base::place_of;
+    using Base::run_padding;
+    using Base::tokens;
+    using Base::walks;
+
+    __device__ __forceinline__ void run() {
+        Base::start();
+        tokens_ = Base::tokens();
+        auto t = static_cast<std::int32_t>(at_.segment.first_token);
+        if constexpr (kOutputs) o_at_ = call_.o.offset(at_.span.batch, at_.span.begin + t, at_.head) + first_column();
+        // NOTE: two loops, because instructions that are hardly ever needed would lie among those that always are, and
+        // all roles together have more of them than the caches of instructions hold.
+        const int columns = p_.dim_v - first_column();
+        if (!kOutputs || (columns % 8 == 0 && stores_whole_vectors<Op>(call_.o, o_at_, columns))) {
+            walk<true>();
+        } else {
+            walk<false>();
+        }
+        if constexpr (kOutputs) {
+            if (at_.segment.last && Base::next_checkpoint_ == at_.span.length) keep_checkpoint();
+        }
+        state_.scale(decayed_);
+        unit_ = inverse_of_power(inverse_unit_);
+        Base::finish();
+    }
+
+private:
+    static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
+    static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+    // Of V that the warpgroup has.
+    __device__ __forceinline__ int first_column() const { return at_.v0 + warp() / 4 * 64; }
+
+    // kVectors: outputs leave in whole vectors.
+    template <bool kVectors>
+    __device__ __forceinline__ void walk() {
+        const std::int32_t chunks = at_.segment.chunks;
+        std::int32_t c = 0;
+        int stage = 0;
+        for (;;) {
+            // To the next checkpoint, if the segment has one before its end.
+            std::int32_t until = chunks;
+            if (kOutputs && Base::next_checkpoint_ >= 0) {
+                const auto first = static_cast<std::int32_t>(at_.segment.first_token);
+                until = min(until, (Base::next_checkpoint_ - first) / kChunk);
+            }
+            bool has_outputs = false;
+#pragma unroll 1
+            for (; c < until; ++c) {
+                const int turn = c % Config::kTurns;
+                shared_.triangles_full[turn].wait(c / Config::kTurns % 2);
+                step<kVectors>(has_outputs, stage, turn);
+                has_outputs = true;
+                __syncwarp();
+                if (lane() == 0) {
+                    shared_.triangles_empty[turn].arrive();
+                    shared_.rows_empty[stage].arrive();
+                }
+                stage = stage + 1 < Config::kStages ? stage + 1 : 0;
+            }
+            if (kOutputs && has_outputs) store_outputs<kVectors>();
+            if (c == chunks) break;
+            keep_checkpoint();
+        }
+    }
+
+    static __device__ __forceinline__ float inverse_of_power(float power_of_two) {
+        return __uint_as_float(0x7f000000u - __float_as_uint(power_of_two));
+    }
+
+    // The state after the chunks so far, which the next checkpoint wants.
+    __device__ __forceinline__ void keep_checkpoint() {
+        unit_ = inverse_of_power(inverse_unit_);
+        state_.scale(decayed_);
+        Base::keep_checkpoint(Base::next_checkpoint_);
+        state_.scale(1.0f / decayed_);
+    }
+
+    // The products of a chunk. has_outputs: those of the one before are still here.
+    template <bool kVectors>
+    __device__ __forceinline__ void step(bool has_outputs, int stage, int turn) {
+        constexpr Element kType{};
+        constexpr __half kHalf{};
+        ForwardRows<Config>& rows = shared_.rows[stage];
+        const ForwardFactors& factors = shared_.factors[stage];
+        const auto keys = rows.k.along_k(), queries = rows.q.along_k();
+        const auto keys_across = rows.k.across_k();
+        using Solve = SwizzledTile<F16Operand, 64, 64>;
+        const auto solve = shared_.triangles[turn].solve.along_k();
+        const auto attention = shared_.attention[turn].along_k();
+
+        // NOTE: there is nothing left to wait for, but the compiler does not see that across the loop.
+        wgmma_wait<0>();
+        settle(state_.s);
+        if constexpr (kOutputs) settle(o_);
+        // Once, and again if the residuals were not in fp16's range, which is looked at while they are multiplied.
+        float x[kBlocks][2][4];
+        bool again;
+        do {
+            float u[8][4];
+            Fragment<Op> state[kK / 16];
+#pragma unroll
+            for (int k = 0; k < kK / 16; ++k) {
+                state[k] = state_.template operand<Op>(k);
+                settle(state[k].x[0]);
+            }
+            wgmma_fence();
+            wgmma<false, Rows::along_k>(u, state[0].x[0], keys(0), kType);
+#pragma unroll
+            for (int k = 1; k < kK / 16; ++k) wgmma<true, Rows::along_k>(u, state[k].x[0], keys(16 * k), kType);
+            wgmma_commit();
+            if constexpr (kOutputs) {
+                if (has_outputs) store_outputs<kVectors>();
+                has_outputs = false;
+                wgmma_fence();
+                wgmma<false, Rows::along_k>(o_, state[0].x[0], queries(0), kType);
+#pragma unroll
+                for (int k = 1; k < kK / 16; ++k) wgmma<true, Rows::along_k>(o_, state[k].x[0], queries(16 * k), kType);
+                wgmma_commit();
+            }
+            wgmma_wait<0>();
+            settle(u);
+            if constexpr (kOutputs) settle(o_);
+            Half residual[kBlocks];
+            take_residual(residual, u, rows, factors);
+#pragma unroll
+            for (int b = 0; b < kBlocks; ++b) settle(residual[b].x[0]);
+            wgmma_fence();
+#pragma unroll
+            for (int b = 0; b < kBlocks; ++b) {
+                wgmma<false, Rows::along_k>(x[b], residual[b].x[0], Solve::part(solve, 16 * b, 16 * b), kHalf);
+            }
+            wgmma_commit();
+            const float change = change_of_unit(residual);
+            again = any_of_128(1 + warp() / 4, change != 1.0f);
+            wgmma_wait<0>();
+#pragma unroll
+            for (int b = 0; b < kBlocks; ++b) settle(x[b]);
+            // NOTE: all warps of a group repeat its products, or none.
+            const float factor = again ? change : factors.decay;
+            if (factor != 1.0f) state_.scale(factor);
+            if (again) inverse_unit_ *= change;
+        } while (again);
+        const int own = TokenVector::own();
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+            Half solved;
+            if (b + 1 < kBlocks) {
+                solved = Half::of(x[b][0], x[b][1]);
+                settle(solved.x[0]);
+                wgmma_fence();
+#pragma unroll
+                for (int j = b + 1; j < kBlocks; ++j) {
+                    wgmma<true, Rows::along_k>(x[j], solved.x[0], Solve::part(solve, 16 * j, 16 * b), kHalf);
+                }
+                wgmma_commit();
+            }
+            if (kOutputs && b == 0) {
+#pragma unroll
+                for (int n = 0; n < kBlocks; ++n)
+                    scale_columns_of(o_[2 * n], o_[2 * n + 1], factors.query.of_block(n, own));
+                settle(o_);
+            }
+            Fragment<Op> deltas;
+            if constexpr (kOutputs) deltas = Fragment<Op>::of(x[b][0], x[b][1]);
+            scale_columns_of(x[b][0], x[b][1], factors.keep.of_block(b, own));
+            Fragment<Op> kept = Fragment<Op>::of(x[b][0], x[b][1]);
+            if constexpr (kOutputs) settle(deltas.x[0]);
+            settle(kept.x[0]);
+            wgmma_fence();
+            if constexpr (kOutputs) wgmma<true, Rows::along_k>(o_, deltas.x[0], attention(16 * b), kType);
+            wgmma<true, Rows::across_k>(state_.s, kept.x[0], keys_across(16 * b), kType);
+            wgmma_commit();
+            if (b + 1 < kBlocks) {
+                wgmma_wait<1>();
+#pragma unroll
+                for (int j = b + 1; j < kBlocks; ++j) settle(x[j]);
+            }
+        }
+        decayed_ = factors.state;
+        wgmma_wait<0>();
+        settle(state_.s);
+        if constexpr (kOutputs) settle(o_);
+    }
+
+    // Two neighbouring accumulators times factors of their columns.
+    static __device__ __forceinline__ void scale_columns_of(float (&left)[4], float (&right)[4], const float4& f) {
+        left[0] *= f.x, left[1] *= f.y, left[2] *= f.x, left[3] *= f.y;
+        right[0] *= f.z, right[1] *= f.w, right[2] *= f.z, right[3] *= f.w;
+    }
+
+    // ------------------------------------------------------------------------------------------------- residuals
+
+    __device__ __forceinline__ void take_residual(Half (&residual)[kBlocks], const float (&u)[8][4],
+                                                  const ForwardRows<Config>& rows,
+                                                  const ForwardFactors& factors) const {
+        const auto unit = __float2bfloat162_rn(inverse_unit_);
+        const int own = TokenVector::own();
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+            const Fragment<Op> values = rows.values.a_transposed(16 * b, 16 * warp());
+            const float4 read = factors.read.of_block(b, own);
+#pragma unroll
+            for (int pair = 0; pair < 4; ++pair) {
+                const float* reads = &u[2 * b + pair / 2][pair % 2 * 2];
+                Pair<Op> scaled;
+                scaled.part[0] = times(values.x[0][pair], unit);
+                const float2 value = scaled.value();
+                residual[b].set(pair, Pair<F16Operand>::of(fmaf(pair < 2 ? -read.x : -read.z, reads[0], value.x),
+                                                           fmaf(pair < 2 ? -read.y : -read.w, reads[1], value.y)));
+            }
+        }
+    }
+    static __device__ __forceinline__ std::uint32_t times(std::uint32_t pair, __nv_bfloat162 factor) {
+        __nv_bfloat162 x;
+        memcpy(&x, &pair, sizeof(x));
+        return bits_of(__hmul2(x, factor));
+    }
+
+    static __device__ __forceinline__ __half2 magnitudes(const Half& x, int pair) {
+        __half2 two;
+        memcpy(&two, &x.x[0][pair], sizeof(two));
+        return __habs2(two);
+    }
+
+    // What the unit has to be divided by to bring the warp's largest residual to where fp16 has room for what is made
+    // of it, above and below, or a step towards it; 1 if it is there, or no other unit can be taken.
+    __device__ __forceinline__ float change_of_unit(const Half (&residual)[kBlocks]) const {
+        constexpr float kMost = 0x1p10f, kLeast = 0x1p-4f, kStep = 0x1p12f, kEnd = 0x1p96f;
+        __half2 largest[kBlocks];
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+            largest[b] = __hmax2(__hmax2(magnitudes(residual[b], 0), magnitudes(residual[b], 1)),
+                                 __hmax2(magnitudes(residual[b], 2), magnitudes(residual[b], 3)));
+        }
+        const __half2 all = __hmax2(__hmax2(largest[0], largest[1]), __hmax2(largest[2], largest[3]));
+        const float most = fmaxf(__low2float(all), __high2float(all));
+        if (__any_sync(kFullWarp, !(most <= kMost))) return inverse_unit_ > 1.0f / kEnd ? 1.0f / kStep : 1.0f;
+        return !__any_sync(kFullWarp, most >= kLeast) && inverse_unit_ < kEnd ? kStep : 1.0f;
+    }
+
+    // --------------------------------------------------------------------------------------------------- outputs
+
+    // O^T of the last chunk to o.
+    template <bool kVectors>
+    __device__ __forceinline__ void store_outputs() {
+        if (inverse_unit_ != 1.0f) {
+            const float unit = inverse_of_power(inverse_unit_);
+#pragma unroll
+            for (int n = 0; n < 8; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) o_[n][e] *= unit;
+        }
+        const std::int64_t stride = shared_.o_stride;
+        const int tokens = tokens_, columns = shared_.columns - warp() / 4 * 64;
+        tokens_ -= kChunk;
+        if constexpr (kVectors) {
+            store_turned_group<Op>(shared_.o_data, stride, o_at_, tokens, columns, shared_.outputs, warp() / 4 * 64,
+                                   3 + warp() / 4, o_);
+        } else {
+            const int skip = warp() % 4 * 16;
+            store_turned_elements(call_.o, o_at_ + skip, tokens, columns - skip, o_);
+        }
+        o_at_ += kChunk * stride;
+    }
+
+    ForwardShared<Config>& shared_;
+    std::int64_t o_at_ = 0;  // of the next chunk to store
+    int tokens_ = 0;         // left to store
+    float o_[8][4];
+    float decayed_ = 1.0f;  // what the state is divided by (ForwardFactors::state)
+};
+
+}  // namespace flashqla::cuda::sm90
