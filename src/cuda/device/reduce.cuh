@@ -18,6 +18,16 @@ __device__ __forceinline__ T warp_sum(T x) {
     return sum_lanes<1, 32>(x);
 }
 
+// The sum over this lane and those before it.
+__device__ __forceinline__ double warp_prefix(double x) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const double other = __shfl_up_sync(kFullWarp, x, step);
+        if (static_cast<int>(threadIdx.x % 32) >= step) x += other;
+    }
+    return x;
+}
+
 // kRows sums over kLanes lanes at once, lanes that lie kStride apart, of which this is number `lane`. Each exchange
 // halves the rows a lane still works on, so 8 rows over 32 lanes take 9 shuffles and not 40. Afterwards x[0] is the sum
 // of row lane % kRows; with more rows than lanes, x[i] is that of row lane * (kRows / kLanes) + i.

@@ -125,16 +125,6 @@ private:
         }
     }
 
-    // The sum over this lane and those before it.
-    static __device__ __forceinline__ double warp_prefix(double x) {
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const double other = __shfl_up_sync(kFullWarp, x, step);
-            if (lane() >= step) x += other;
-        }
-        return x;
-    }
-
     std::uint32_t g_[kEach], beta_[kEach];  // bits
     float to_end_[kEach];                   // decay from the token to the end of the chunk
 };

@@ -183,16 +183,6 @@ private:
         return sum;
     }
 
-    // The sum over this lane and those before it.
-    static __device__ __forceinline__ double warp_prefix(double x) {
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const double other = __shfl_up_sync(kFullWarp, x, step);
-            if (lane() >= step) x += other;
-        }
-        return x;
-    }
-
     HeadGate gate_;
     std::int64_t g_at_ = 0, beta_at_ = 0;  // of the next chunk to load
     float since_ = 0.0f;                   // sum of g since the state was last scaled
