@@ -82,8 +82,9 @@ struct ChunkWalkShapes {
         if (times.wide <= 0 || !sm80::has_wide_blocks(p) || !fits(128, 1, 1)) return;
         // NOTE: the workspace has room for columns of V in whole blocks of 64.
         if (family.own_stages && family.records &&
-            (padded_columns(p.dim_v) % 128 != 0 || padded_columns(transition) % 128 != 0))
+            (padded_columns(p.dim_v) % 128 != 0 || padded_columns(transition) % 128 != 0)) {
             return;
+        }
         const WalkLaunch other = launch(128, 1, times.wide);
         const auto for_many = [](const WalkLaunch& it) { return it.step * static_cast<float>(it.blocks) * it.share; };
         if (launches[1].step > 0 && for_many(launches[1]) <= for_many(other)) return;

@@ -101,7 +101,6 @@ inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
                           fma_of(__high2half(a), __high2half(b), __high2half(c)));
 }
 inline bool __any_sync(unsigned mask, bool is) { return __ballot_sync(mask, is) != 0; }
-inline bool __all_sync(unsigned mask, bool is) { return __ballot_sync(mask, is) == ~0u; }
 
 using std::isfinite;
 using std::isinf;

@@ -3,8 +3,6 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
-
 namespace flashqla::cuda {
 namespace {
 

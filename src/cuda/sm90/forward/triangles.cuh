@@ -19,7 +19,6 @@ class ForwardTriangleMaker : ForwardRole<Config, kMode> {
     using Role = ForwardRole<Config, kMode>;
     using Op = typename Config::Op;
     using Element = typename Op::Element;
-    using Role::call;
     using Role::kOutputs;
     using Role::shared;
     static constexpr int kStages = Config::kStages, kTurns = Config::kTurns;
