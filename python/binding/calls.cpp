@@ -55,7 +55,7 @@ private:
         std::int64_t expected = 1;
         for (int axis = view.rank - 1; axis >= 0 && axis >= view.rank - inner; --axis) {
             if (view.shape[axis] > 1 && view.stride[axis] != expected) bits_ |= std::int64_t{1} << position_;
-            expected *= view.shape[axis];
+            expected *= std::max<std::int64_t>(view.shape[axis], 1);  // as view_of() does in an empty tensor
         }
         ++position_;
         return view;

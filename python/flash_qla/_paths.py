@@ -16,6 +16,11 @@ def _is_numpy(x: Any) -> bool:
     return numpy is not None and isinstance(x, numpy.ndarray)
 
 
+def torch_path_at_hand(x: Any) -> Any:
+    """`torch_path` when x is a torch tensor and an earlier call has imported it, else None. Imports nothing."""
+    return _torch_path if type(x) is _Tensor else None
+
+
 def path_of(x: Any) -> Any:
     """The module for arrays like x. NOTE: kept in globals, an import statement in every call takes a microsecond."""
     global _torch_path, _numpy_path, _Tensor

@@ -16,18 +16,17 @@ import warnings
 from typing import Any
 
 from . import _modes
-from ._paths import path_of
+from ._paths import path_of, torch_path_at_hand
 from .options import DEFAULT_OPTIONS, PlanOptions
 
 __all__ = ["chunk_gated_delta_rule", "chunk_gdn", "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn"]
 
 MAX_K = 256  # the largest K that the fast backends take, and FLA's own limit
+CHUNK_SIZES = (16, 32, 64)
 
 
-def _state_v_first(state_v_first: bool, transpose_state_layout: bool | None) -> bool:
-    """The layout flag, under its present and its former name."""
-    if transpose_state_layout is None:
-        return state_v_first
+def _state_v_first(state_v_first: bool, transpose_state_layout: bool) -> bool:
+    """The layout flag under its former name."""
     if state_v_first:
         raise ValueError(
             "state_v_first and its deprecated name transpose_state_layout were both given; pass state_v_first only"
@@ -95,6 +94,20 @@ def _scale(function: str, scale: float | None) -> float:
     if scale == 0:
         raise ValueError(f"{function}: scale is 0, which makes every output 0; pass None for K^-1/2")
     return float(scale)
+
+
+def _forward_at_once(
+    tensors: tuple[Any, ...], modes: int, scale: float | None, options: PlanOptions, context_split: int
+) -> tuple[Any, Any] | None:
+    """The result of a call that nothing is wrong with, or None: then the checks of the arguments say what it is."""
+    path = torch_path_at_hand(tensors[0])
+    if path is None:
+        return None
+    if scale is not None and not (isinstance(scale, (float, int)) and scale):
+        return None
+    factor = 0.0 if scale is None else float(scale)
+    result: tuple[Any, Any] | None = path.forward_at_once(tensors, modes, factor, options, context_split)
+    return result
 
 
 def _forward(
@@ -177,11 +190,34 @@ def chunk_gated_delta_rule(
         NotImplementedError: `cp_context`, a device without a backend; also second derivatives and vmap.
     """
     name = "chunk_gated_delta_rule"
-    state_v_first = _state_v_first(state_v_first, transpose_state_layout)
+    if transpose_state_layout is not None:
+        state_v_first = _state_v_first(state_v_first, transpose_state_layout)
+    modes = (
+        _modes.rule(
+            g is not None, use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, use_qk_l2norm_in_kernel
+        )
+        | (_modes.STATE_V_FIRST if state_v_first else 0)
+        | (_modes.OUTPUT_FINAL_STATE if output_final_state else 0)
+    )
+    if not use_gate_in_kernel:
+        A_log = dt_bias = None
+    tensors = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state)
+    split = options.context_split if auto_cp else 1
+    if (
+        head_first is None
+        and cp_context is None
+        and chunk_size in CHUNK_SIZES
+        and (use_beta_sigmoid_in_kernel or not allow_neg_eigval)
+    ):
+        result = _forward_at_once(tensors, modes, scale, options, split)
+        if result is not None:
+            return result
+
+    # In FLA's order, for calls with several faults.
     K = _check_arrays(name, q, k, v)
     if head_first is not None:
         raise DeprecationWarning(f"{name}: head_first is gone; inputs are [B,T,heads,size]")
-    if chunk_size not in (16, 32, 64):
+    if chunk_size not in CHUNK_SIZES:
         raise ValueError(f"{name}: chunk_size is {chunk_size}; it must be 16, 32 or 64")
     if cp_context is not None:
         _refuse_cp_context(name, cp_context, initial_state, output_final_state)
@@ -192,30 +228,9 @@ def chunk_gated_delta_rule(
         raise ValueError(f"{name}: allow_neg_eigval needs use_beta_sigmoid_in_kernel")
     if K > MAX_K and not options.backend:
         raise AssertionError(f"{name}: K is {K}; it may be {MAX_K} at most")
-    modes = (
-        _modes.rule(
-            gate_mode(name, g, use_gate_in_kernel),
-            use_beta_sigmoid_in_kernel,
-            allow_neg_eigval,
-            use_qk_l2norm_in_kernel,
-        )
-        | (_modes.STATE_V_FIRST if state_v_first else 0)
-        | (_modes.OUTPUT_FINAL_STATE if output_final_state else 0)
-    )
-    if not use_gate_in_kernel:
-        A_log = dt_bias = None
-    tensors = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state)
-    split = options.context_split if auto_cp else 1
+    if use_gate_in_kernel and g is None:
+        raise ValueError(f"{name}: use_gate_in_kernel needs g")
     return _forward(name, tensors, modes, _scale(name, scale), options, split, q.dtype)
-
-
-def gate_mode(function: str, g: Any, use_gate_in_kernel: bool) -> int:
-    """How g is read."""
-    if g is None:
-        if use_gate_in_kernel:
-            raise ValueError(f"{function}: use_gate_in_kernel needs g")
-        return _modes.GATE_NONE
-    return _modes.GATE_RAW if use_gate_in_kernel else _modes.GATE_LOG
 
 
 def _refuse_cp_context(function: str, cp_context: Any, initial_state: Any, output_final_state: bool) -> None:
@@ -272,12 +287,29 @@ def fused_recurrent_gated_delta_rule(
         ValueError, TypeError, NotImplementedError: as `chunk_gated_delta_rule`. A missing A_log is a ValueError here.
     """
     name = "fused_recurrent_gated_delta_rule"
-    state_v_first = _state_v_first(state_v_first, transpose_state_layout)
+    if transpose_state_layout is not None:
+        state_v_first = _state_v_first(state_v_first, transpose_state_layout)
+    modes = (
+        _modes.rule(
+            g is not None, use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, use_qk_l2norm_in_kernel
+        )
+        | (_modes.STATE_V_FIRST if state_v_first else 0)
+        | (_modes.OUTPUT_FINAL_STATE if output_final_state else 0)
+    )
+    if not use_gate_in_kernel:
+        A_log = dt_bias = None
+    tensors = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state)
+    if gk is None and gv is None and (use_beta_sigmoid_in_kernel or not allow_neg_eigval):
+        result = _forward_at_once(tensors, modes, scale, options, options.context_split)
+        if result is not None:
+            return result
+
     _check_arrays(name, q, k, v)
     _check_sequences(name, q, cu_seqlens, initial_state)
     if use_gate_in_kernel and A_log is None:
         raise ValueError(f"{name}: use_gate_in_kernel needs A_log")
-    mode = gate_mode(name, g, use_gate_in_kernel)
+    if use_gate_in_kernel and g is None:
+        raise ValueError(f"{name}: use_gate_in_kernel needs g")
     if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
         raise ValueError(f"{name}: allow_neg_eigval needs use_beta_sigmoid_in_kernel")
     if gk is not None or gv is not None:
@@ -287,14 +319,6 @@ def fused_recurrent_gated_delta_rule(
         )
     if beta is not None and len(beta.shape) == 4:
         raise NotImplementedError(f"{name}: beta with a value for each channel, [B,T,Hv,V], is not supported yet")
-    modes = (
-        _modes.rule(mode, use_beta_sigmoid_in_kernel, allow_neg_eigval, use_qk_l2norm_in_kernel)
-        | (_modes.STATE_V_FIRST if state_v_first else 0)
-        | (_modes.OUTPUT_FINAL_STATE if output_final_state else 0)
-    )
-    if not use_gate_in_kernel:
-        A_log = dt_bias = None
-    tensors = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state)
     return _forward(name, tensors, modes, _scale(name, scale), options, options.context_split, v.dtype)
 
 

@@ -12,7 +12,7 @@ from .options import DEFAULT_OPTIONS, PlanOptions
 __all__ = ["Plan", "info", "plan"]
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "f32": "f32", "f16": "f16", "bf16": "bf16"}
-_GATES = {"none": _modes.GATE_NONE, "log": _modes.GATE_LOG, "raw": _modes.GATE_RAW}
+_GATES = ("none", "log", "raw")
 _DEVICES = {"cpu": 1, "cuda": 2}  # DLPack's numbers
 
 
@@ -86,7 +86,9 @@ def plan(
     if gate not in _GATES:
         raise ValueError(f"plan: gate is {gate!r}; it must be 'none', 'log' or 'raw'")
     modes = (
-        _modes.rule(_GATES[gate], use_beta_sigmoid_in_kernel, allow_neg_eigval, use_qk_l2norm_in_kernel)
+        _modes.rule(
+            gate != "none", gate == "raw", use_beta_sigmoid_in_kernel, allow_neg_eigval, use_qk_l2norm_in_kernel
+        )
         | (_modes.STATE_V_FIRST if state_v_first else 0)
         | (_modes.FOR_BACKWARD if backward else 0)
         | options.modes

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from . import _modes
 from ._paths import path_of
-from .functions import _scale, gate_mode
+from .functions import _scale
 from .options import DEFAULT_OPTIONS, PlanOptions
 
 __all__ = [
@@ -45,7 +45,9 @@ def _modes_of(
         raise ValueError(f"{function}: use_gate_in_kernel needs A_log")
     if twice and not sigmoid:
         raise ValueError(f"{function}: allow_neg_eigval needs use_beta_sigmoid_in_kernel")
-    modes = _modes.rule(gate_mode(function, g, raw_gate), sigmoid, twice, l2norm)
+    if raw_gate and g is None:
+        raise ValueError(f"{function}: use_gate_in_kernel needs g")
+    modes = _modes.rule(g is not None, raw_gate, sigmoid, twice, l2norm)
     if state_v_first:
         modes |= _modes.STATE_V_FIRST
     if pad_slots != "negative":

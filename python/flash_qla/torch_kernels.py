@@ -35,17 +35,16 @@ def exportable(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(x.detach() if x is not None and x.requires_grad else x for x in tensors) if _DETACH else tensors
 
 
-def copied(tensors: tuple[Any, ...], bits: int) -> tuple[Any, ...]:
-    """The tensors, contiguous where a bit is set."""
-    return tuple(x.contiguous() if bits >> i & 1 else x for i, x in enumerate(tensors))
+def copied(arguments: tuple[Any, ...], bits: int) -> tuple[Any, ...]:
+    """The arguments, contiguous where a bit is set."""
+    return tuple(x.contiguous() if bits >> i & 1 else x for i, x in enumerate(arguments))
 
 
-def call(function: Callable[..., int], tensors: tuple[Any, ...], settings: tuple[Any, ...]) -> None:
+def call(function: Callable[..., int], arguments: tuple[Any, ...]) -> None:
     """The native call. It answers, before it computes, with bits for the tensors that have to be contiguous first."""
-    tensors = exportable(tensors)
-    bits = function(*tensors, *settings)
+    bits = function(*arguments)
     if bits:
-        function(*copied(tensors, bits), *settings)
+        function(*copied(arguments, bits))
 
 
 # torch.set_num_threads holds for this package too, unless the caller asked for a number. (GPUs have no use for it.)
@@ -69,31 +68,27 @@ def forward_eager(
     """o [B,T,Hv,V] in v's dtype; final states [N,Hv,..] in float32, or None. `tensors` are those of the operator."""
     if _DETACH:
         tensors = exportable(tensors)
-    v = tensors[2]
-    o = like(v, v.dtype)
+    q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state = tensors
+    o = torch.empty_like(v) if v.is_contiguous() else like(v, v.dtype)
+    exact = backend == ORACLE
     final_state = None
     if modes & _modes.OUTPUT_FINAL_STATE:
-        final_state = _final_state(tensors, modes, torch.float64 if backend == ORACLE else torch.float32)
+        dtype = torch.float64 if exact else torch.float32
+        if initial_state is None:
+            final_state = q.new_empty(_modes.state_shape(q, v, cu_seqlens, modes), dtype=dtype)
+        else:
+            # The library refuses an initial state of another shape than the final one's.
+            final_state = like(initial_state, dtype)
     bits = modes & 0xFFFF
-    if backend == ORACLE:
+    if exact:
         native().oracle_forward(*(x if x is None else x.contiguous() for x in tensors), final_state, o, bits, scale)
         return o, final_state
-    threads = threads or cpu_threads()
     arguments = (
-        final_state, None, None, None, None, None, o, bits, scale, 0, 0, backend, threads, context_split,
+        q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, final_state, None, None, None, None, None, o,
+        bits, scale, 0, 0, backend, threads or cpu_threads(), context_split,
     )  # fmt: skip
-    copies = native().forward(*tensors, *arguments)
-    if copies:
-        native().forward(*copied(tensors, copies), *arguments)
+    call(native().forward, arguments)
     return o, final_state
-
-
-def _final_state(tensors: tuple[Any, ...], modes: int, dtype: torch.dtype) -> Tensor:
-    q, v, cu_seqlens, initial_state = tensors[0], tensors[2], tensors[7], tensors[8]
-    shape = _modes.state_shape(q, v, cu_seqlens, modes)
-    if initial_state is not None and initial_state.shape == shape and initial_state.device == q.device:
-        return like(initial_state, dtype)
-    return torch.empty(shape, dtype=dtype, device=q.device)
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -132,7 +127,7 @@ def backward(
         native().oracle_backward(*dense, *gradients, bits, scale)
     else:
         settings = (bits, scale, backend, threads or cpu_threads(), context_split)
-        call(native().backward, (*tensors, *gradients), settings)
+        call(native().backward, (*exportable((*tensors, *gradients)), *settings))
     empty = [x if x is not None else torch.empty(0, dtype=q.dtype, device=q.device) for x in gradients]
     return tuple(empty)  # type: ignore[return-value]
 
@@ -149,10 +144,7 @@ def decode_eager(
     """`tensors` are the sixteen before `o` of `decode`; writes `o`, `state` and `intermediate_states`."""
     if _DETACH:
         tensors = exportable(tensors)
-    threads = threads or cpu_threads()
-    bits = native().decode(*tensors, o, commit_state, modes, scale, backend, threads)
-    if bits:
-        native().decode(*copied(tensors, bits), o, commit_state, modes, scale, backend, threads)
+    call(native().decode, (*tensors, o, commit_state, modes, scale, backend, threads or cpu_threads()))
     buffer = tensors[INTERMEDIATE_STATES]
     touched((o, tensors[STATE]) if buffer is None else (o, tensors[STATE], buffer))
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from . import _modes, torch_kernels, torch_ops
+from .functions import MAX_K
 from .options import ORACLE, PlanOptions
 
-__all__ = ["backward_pass", "commit", "decode", "forward", "forward_pass", "mixed"]
+__all__ = ["backward_pass", "commit", "decode", "forward", "forward_at_once", "forward_pass", "mixed"]
 
 # NOTE: True only where the compiler reads this. (Whatever else traces has tensors of its own, or a mode.)
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -63,6 +64,32 @@ def narrow(tensors: tuple[Any, ...], backend: str) -> tuple[Any, ...]:
 
 
 NAMES = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens", "initial_state")
+
+
+def forward_at_once(
+    tensors: tuple[Any, ...], modes: int, scale: float, options: PlanOptions, context_split: int
+) -> tuple[Tensor, Tensor | None] | None:
+    """What `forward` gives for plain tensors that the library takes as they are; None for all others.
+
+    Little is asked beforehand: before it computes, the library checks all that Python would, in a fraction of the time.
+    Whatever fails is for `forward` and the checks before it, which convert, or raise what FLA raises.
+    """
+    backend = options.backend
+    if is_dynamo_compiling() or backend == ORACLE or not torch_ops.is_plain(tensors):
+        return None
+    q, v = tensors[0], tensors[2]
+    try:
+        # NOTE: the library would say so too, but an exception takes 15 us, and callers who mix these two exist.
+        if q.dtype is not v.dtype:
+            return None
+        # FLA refuses a larger K, as the library does on a GPU; on the CPU it has the reference backend for it.
+        if q.is_cpu and q.size(3) > MAX_K:
+            return None
+        return torch_kernels.forward_eager(
+            tensors, modes | options.modes, scale, backend, options.threads, context_split
+        )
+    except Exception:  # NOTE: no input has been written, so that the second attempt meets what the first one met
+        return None
 
 
 def forward(

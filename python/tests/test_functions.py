@@ -104,6 +104,25 @@ def test_recurrent_is_the_same_rule() -> None:
 # ----------------------------------------------------------------------------------------------------- passes
 
 
+@pytest.mark.parametrize("function", [chunk_gated_delta_rule, fused_recurrent_gated_delta_rule])
+def test_the_library_looks_first(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's checks are for calls that the library does not take: they would be a quarter of a call's time."""
+
+    def never(*_: Any) -> None:
+        raise AssertionError("checked in Python")
+
+    calls = [draw(), draw(gate="raw", beta="logit", l2norm=True, lengths=[30, 0, 17], state_v_first=True)]
+    calls.append({**calls[0], "scale": 1, "initial_state": None})
+    want = [function(**arguments) for arguments in calls]
+    monkeypatch.setattr("flash_qla.functions._check_arrays", never)
+    for arguments, (o, state) in zip(calls, want):
+        got, got_state = function(**arguments)
+        assert torch.equal(got, o) and torch.equal(got_state, state)
+    for change in ({"q": calls[0]["q"].bfloat16()}, {"g": calls[0]["g"].double()}, {"cu_seqlens": torch.zeros(0)}):
+        with pytest.raises(AssertionError, match="checked in Python"):
+            function(**{**calls[0], **change})
+
+
 @pytest.mark.parametrize("lengths", [None, [70, 0, 63]])
 @pytest.mark.parametrize("state_v_first", [False, True])
 def test_the_two_passes(lengths: list[int] | None, state_v_first: bool) -> None:

@@ -113,6 +113,8 @@ REFUSALS = [
             ("initial_state", "[1,4,32,16]", "2")),
     Refusal("heads of the initial state", {"initial_state": zeros(2, 2, 32, 16)}, ValueError,
             ("initial_state", "[2,2,32,16]", "4")),
+    Refusal("an initial state without columns", {"initial_state": zeros(2, 4, 32, 0)}, ValueError,
+            ("initial_state", "[2,4,32,0]", "16")),
     Refusal("A_log of another size", {"use_gate_in_kernel": True, "A_log": zeros(2)}, ValueError,
             ("A_log", "[2]", "4")),
     Refusal("dt_bias per channel", {"use_gate_in_kernel": True, "A_log": zeros(4), "dt_bias": zeros(4 * 32)},
