@@ -29,6 +29,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join(ROOT, "bench", "results")
 PASSES = {"forward": "fwd", "backward": "bwd"}
 GOALS = {"fwd": (1.25, 2.0), "bwd": (1.5, 2.5)}  # each row, geometric mean
+HEAD_SIZE = 128  # K and V where a row or a record names none: the published grid has no others
 
 # An H200. A chunk of one value head needs so many operations at least, 64-token chunks, K = V = 128 (docs/math.md).
 MULTIPROCESSORS = 132
@@ -46,24 +47,40 @@ def lengths(text):
 
 
 def read_peers(path, short):
-    """Rows of the grid: dicts with lens, heads and the best peer."""
+    """Rows of one pass: dicts with lens, heads, head sizes and the best peer. A table without the column `pass` is of
+    both; one without times (bench/widths.csv) has no peer."""
+
+    def milliseconds(text):
+        return float(text) if text else None
+
     rows = []
     with open(path, encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
-            if row["pass"] != short:
+            if row.get("pass", short) != short:
                 continue
             rows.append(
                 {
                     "model": row["model"],
-                    "label": row["seqlens"],
+                    "label": row.get("seqlens", row["lens"]),
                     "lens": lengths(row["lens"]),
                     "heads": (int(row["heads_k"]), int(row["heads_v"])),
-                    "peer": row["best_peer"],
-                    "peer_ms": float(row["best_ms"]),
-                    "fla_ms": float(row["fla_ms"]) if row["fla_ms"] else None,
+                    "dims": (int(row.get("dim_k", HEAD_SIZE)), int(row.get("dim_v", HEAD_SIZE))),
+                    "peer": row.get("best_peer"),
+                    "peer_ms": milliseconds(row.get("best_ms")),
+                    "fla_ms": milliseconds(row.get("fla_ms")),
                 }
             )
     return rows
+
+
+def key_of_row(row):
+    return row["lens"], *row["heads"], *row["dims"]
+
+
+def key_of(record):
+    """The same of a line of bench/results."""
+    sizes = (record.get("dim_k", HEAD_SIZE), record.get("dim_v", HEAD_SIZE))
+    return lengths(record["lens"]), record["heads_k"], record["heads_v"], *sizes
 
 
 def use_fla_here(path, short, rows):
@@ -75,9 +92,9 @@ def use_fla_here(path, short, rows):
         for line in lines:
             record = json.loads(line)
             if record["pass"] == short and record.get("ms"):
-                here[(lengths(record["lens"]), record["heads_k"], record["heads_v"])] = record["ms"]
+                here[key_of(record)] = record["ms"]
     for row in rows:
-        ms = here.get((row["lens"], *row["heads"]))
+        ms = here.get(key_of_row(row))
         if ms is None:
             continue
         row["fla_ms"] = ms
@@ -87,20 +104,28 @@ def use_fla_here(path, short, rows):
 
 def case_of(row, short):
     heads_k, heads_v = row["heads"]
+    dim_k, dim_v = row["dims"]
     lens = "+".join(map(str, row["lens"]))
     if len(set(row["lens"])) == 1 and len(row["lens"]) > 1:
         lens = f"{row['lens'][0]}x{len(row['lens'])}"
-    return f"{short}:lens={lens},hk{heads_k},hv{heads_v},bf16,g=published,h0=1"
+    return f"{short}:lens={lens},hk{heads_k},hv{heads_v},k{dim_k},v{dim_v},bf16,g=published,h0=1"
 
 
 def key_of_case(case):
+    """Of a case as it was asked for, and as the tool writes it: with all sizes, those of one sequence as t."""
+
+    def size(name, default=None):
+        found = re.search(rf"[:,]{name}(\d+)", case)
+        return int(found.group(1)) if found else default
+
     lens = re.search(r"lens=([0-9x+]+)", case)
-    tokens = re.search(r"[:,]t(\d+)", case)
-    heads_k, heads_v = re.search(r"hk(\d+)", case), re.search(r"hv(\d+)", case)
+    heads_k, dim_k = size("hk"), size("k", HEAD_SIZE)
     return (
-        lengths(lens.group(1)) if lens else (int(tokens.group(1)),),
-        int(heads_k.group(1)),
-        int(heads_v.group(1)) if heads_v else int(heads_k.group(1)),
+        lengths(lens.group(1)) if lens else (size("t"),),
+        heads_k,
+        size("hv", heads_k),
+        dim_k,
+        size("v", dim_k),
     )
 
 
@@ -129,7 +154,7 @@ def judge(row, record, short):
 
 
 def measure(options, cases, out):
-    """Runs `flashqla bench` over all cases, for at most the budget; its JSON lines, and its messages."""
+    """Runs `flashqla bench` over all cases, for at most the budget; its JSON lines, and the lines of its messages."""
     with tempfile.TemporaryDirectory() as folder:
         table = os.path.join(folder, "cases.txt")
         with open(table, "w", encoding="utf-8") as lines:
@@ -160,8 +185,8 @@ def measure(options, cases, out):
                 print(f"# stopped after {options.budget:g} s")
             except OSError as error:
                 sys.exit(
-                    f"bench/grid.py: {options.flashqla} cannot be run ({error.strerror}); --flashqla names the "
-                    "command line tool of a build with CUDA"
+                    f"{options.flashqla} cannot be run ({error.strerror}); --flashqla names the command line tool of a "
+                    "build with CUDA"
                 )
             messages.seek(0)
             text = messages.read().strip().splitlines()
@@ -171,14 +196,20 @@ def measure(options, cases, out):
                 print(f"# and {len(text) - 5} more such lines")
         print(f"# {time.monotonic() - begin:.1f} s of timing")
     if not os.path.exists(out):
-        return []
+        return [], text
     with open(out, encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [json.loads(line) for line in lines if line.endswith("\n")], text
 
 
 def geomean(numbers):
     numbers = list(numbers)
     return math.exp(sum(map(math.log, numbers)) / len(numbers)) if numbers else float("nan")
+
+
+def shown_lengths(lens):
+    """Short enough for a column: '2048x4', and '5 of 8192' for five mixed ones with so many tokens."""
+    text = f"{lens[0]}x{len(lens)}" if len(set(lens)) == 1 and len(lens) > 1 else "+".join(map(str, lens))
+    return text if len(text) <= 22 else f"{len(lens)} of {sum(lens)}"
 
 
 def report(results, short):
@@ -188,9 +219,7 @@ def report(results, short):
     )
     for r in results:
         fla = f"{r['fla_ms'] / r['ms']:6.2f}" if r["fla_ms"] else f"{'-':>6s}"
-        lens = lengths(r["lens"])
-        shown = f"{lens[0]}x{len(lens)}" if len(set(lens)) == 1 and len(lens) > 1 else r["lens"]
-        shown = shown if len(shown) <= 22 else f"{len(lens)} of {sum(lens)}"
+        shown = shown_lengths(lengths(r["lens"]))
         print(
             f"{r['model']:16s} {shown:22s} {r['heads_k']:>3d}/{r['heads_v']:<2d} {r['ms']:9.4f} {r['peer_ms']:9.4f} "
             f"{r['peer']:18s} {r['ratio']:6.2f} {fla} {r['us_per_chunk_sm']:11.2f} {r['share_of_floor']:6.0%}"
@@ -216,32 +245,36 @@ def report(results, short):
         )
 
 
-def key_of(record):
-    return lengths(record["lens"]), record["heads_k"], record["heads_v"]
-
-
 def keep(path, results):
     """Replaces the same rows of an earlier file, keeps the others."""
+
+    def key(record):
+        return record.get("pass"), *key_of(record)
+
     old = []
     if os.path.exists(path):
         with open(path, encoding="utf-8") as lines:
             old = [json.loads(line) for line in lines if line.strip()]
-    new = {key_of(r): r for r in results}
-    merged = [new.pop(key_of(r), r) for r in old] + list(new.values())
+    new = {key(r): r for r in results}
+    merged = [new.pop(key(r), r) for r in old] + list(new.values())
     with open(path, "w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(r) + "\n" for r in merged)
+
+
+def add_options_of_measure(parser):
+    parser.add_argument("--flashqla", default=os.path.join(ROOT, "build", "cli", "flashqla"), metavar="PROGRAM")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="stop after so many")
+    parser.add_argument("--min-time", type=float, default=0.02, metavar="SECONDS", help="to measure a row at least")
+    parser.add_argument("--commit", default="", help="to write down; default: what the program was built from")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("direction", choices=PASSES)
-    parser.add_argument("--flashqla", default=os.path.join(ROOT, "build", "cli", "flashqla"), metavar="PROGRAM")
-    parser.add_argument("--device", default="cuda")
+    add_options_of_measure(parser)
     parser.add_argument("--rows", default="", metavar="TEXT", help="only rows whose model and lengths contain this")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th row")
-    parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="stop after so many")
-    parser.add_argument("--min-time", type=float, default=0.02, metavar="SECONDS", help="to measure a row at least")
-    parser.add_argument("--commit", default="", help="to write down; default: what the program was built from")
     parser.add_argument("--peers", default=os.path.join(RESULTS, "peers_h200.csv"))
     parser.add_argument("--fla", default=os.path.join(RESULTS, "h200_fla.jsonl"), help="times of bench/peers_gpu")
     parser.add_argument("--out", help="default: bench/results/h200_forward.jsonl or h200_backward.jsonl")
@@ -257,14 +290,14 @@ def main():
     if options.print_cases:
         print("\n".join(case_of(r, short) for r in rows))
         return
-    by_key = {(r["lens"], *r["heads"]): r for r in rows}
+    by_key = {key_of_row(r): r for r in rows}
     if options.show:
         with open(out, encoding="utf-8") as lines:
             records = [json.loads(line) for line in lines]
         report([judge(by_key[key_of(r)], r, short) for r in records if key_of(r) in by_key], short)
         return
     with tempfile.TemporaryDirectory() as folder:
-        records = measure(options, [case_of(r, short) for r in rows], os.path.join(folder, "bench.jsonl"))
+        records, _ = measure(options, [case_of(r, short) for r in rows], os.path.join(folder, "bench.jsonl"))
     results = [judge(by_key[key_of_case(r["case"])], r, short) for r in records]
     driver = driver_version()
     results = [{**r, "driver": driver} for r in results] if driver else results

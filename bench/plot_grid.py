@@ -30,7 +30,7 @@ def draw(results, direction, image):
 
     labels = {}
     for row in grid.read_peers(os.path.join(grid.RESULTS, "peers_h200.csv"), grid.PASSES[direction]):
-        labels[(row["lens"], *row["heads"])] = row["label"]
+        labels[grid.key_of_row(row)] = row["label"]
     columns = list(dict.fromkeys(labels.values()))
     models = list(dict.fromkeys(r["model"] for r in results))
     ratios = [[math.nan] * len(columns) for _ in models]

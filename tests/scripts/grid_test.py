@@ -1,4 +1,4 @@
-"""bench/grid.py: the published grid, and what is made of its figures."""
+"""bench/grid.py and bench/widths.py: the rows they time, and what is made of the figures."""
 
 import contextlib
 import io
@@ -11,6 +11,7 @@ import unittest
 BENCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench")
 sys.path.insert(0, BENCH)
 import grid  # noqa: E402
+import widths  # noqa: E402
 
 PEERS = os.path.join(grid.RESULTS, "peers_h200.csv")
 
@@ -45,14 +46,14 @@ class Grid(unittest.TestCase):
         for short in grid.PASSES.values():
             for row in grid.read_peers(PEERS, short):
                 case = grid.case_of(row, short)
-                self.assertEqual((row["lens"], *row["heads"]), grid.key_of_case(case))
+                self.assertEqual(grid.key_of_row(row), grid.key_of_case(case))
                 keys.add((short, case))
         self.assertEqual(203, len(keys))
         # The tool's own form of a line.
         self.assertEqual(
-            ((100, 100, 37), 2, 4), grid.key_of_case("fwd:t237,hk2,hv4,k128,v128,bf16,gate=log,lens=100x2+37")
+            ((100, 100, 37), 2, 4, 128, 128), grid.key_of_case("fwd:t237,hk2,hv4,k128,v128,bf16,gate=log,lens=100x2+37")
         )
-        self.assertEqual(((512,), 3, 3), grid.key_of_case("fwd:b1,t512,hk3,hv3,k128,v128"))
+        self.assertEqual(((512,), 3, 3, 96, 192), grid.key_of_case("fwd:b1,t512,hk3,hv3,k96,v192"))
 
     def test_judging_and_keeping(self):
         row = grid.read_peers(PEERS, "fwd")[0]  # one sequence of 32768, 8 value heads
@@ -84,6 +85,49 @@ class Grid(unittest.TestCase):
                 )
             grid.use_fla_here(path, "fwd", rows)
         self.assertEqual(("fla", 0.001, 0.001), (rows[0]["peer"], rows[0]["peer_ms"], rows[0]["fla_ms"]))
+
+
+class Widths(unittest.TestCase):
+    table = os.path.join(BENCH, "widths.csv")
+
+    def rows(self):
+        return [(short, row) for short in grid.PASSES.values() for row in grid.read_peers(self.table, short)]
+
+    def test_each_size_in_both_passes_with_few_and_many_heads(self):
+        rows = self.rows()
+        self.assertEqual(len(rows), len({(short, grid.key_of_row(row)) for short, row in rows}))
+        for short in grid.PASSES.values():
+            heads = {}
+            for _, row in (item for item in rows if item[0] == short):
+                self.assertEqual(grid.key_of_row(row), grid.key_of_case(grid.case_of(row, short)))
+                heads.setdefault(row["dims"], set()).add(row["heads"])
+            self.assertEqual({(64, 64), (96, 192), (256, 512)}, set(heads))
+            self.assertTrue(all(len(each) > 1 for each in heads.values()))
+
+    def test_merging_and_keeping(self):
+        rows = self.rows()[:4]
+        cases = [grid.case_of(row, short) for short, row in rows]
+        ours = [{"case": case, "pass": "fwd", "ms": 0.5, "commit": "abc", "driver": "1"} for case in cases[:2]]
+        messages = [f"flashqla: {cases[2]}: no backend: too large", "flashqla: out of memory"]
+        fla = {("fwd", grid.key_of_row(rows[0][1])): {"ms": 1.0, "provider": "fla 0.6.0", "driver": "1"}}
+        fla["fwd", grid.key_of_row(rows[1][1])] = {"ms": None, "error": "OutOfResources: shared memory"}
+        first, second, third, fourth = results = widths.merge(rows, ours, messages, fla, "no time left")
+        self.assertEqual((0.5, 1.0, 2.0, "fla 0.6.0"), tuple(first[x] for x in ("ms", "fla_ms", "ratio", "provider")))
+        self.assertFalse({"error", "fla_error"} & set(first))
+        self.assertEqual((None, "OutOfResources: shared memory"), (second["ratio"], second["fla_error"]))
+        self.assertEqual(("no backend: too large", "no time left"), (third["error"], third["fla_error"]))
+        self.assertEqual("abc", third["commit"])
+        self.assertEqual("out of memory", fourth["error"])
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            widths.report(results)
+        self.assertIn("geometric mean 2.000, smallest 2.000, 1 of 4 rows", out.getvalue())
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "out.jsonl")
+            grid.keep(path, [*results, {**first, "pass": "bwd"}])
+            grid.keep(path, [{**first, "ms": 0.4}])
+            with open(path, encoding="utf-8") as lines:
+                self.assertEqual([0.4, 0.5, None, None, 0.5], [json.loads(line)["ms"] for line in lines])
 
 
 if __name__ == "__main__":
