@@ -151,6 +151,8 @@ ChunkSetup::ChunkSetup(const Problem& p, std::int32_t device, const SegmentPlan&
         chunk_table_ = workspace.book<std::int32_t>("first chunk of each sequence", entries);
         segment_table_ = workspace.book<std::int32_t>("first segment of each sequence", entries);
         choice_ = workspace.book<SegmentChoice>("chunks of a segment", 1);
+        taken_ =
+            workspace.book<std::uint32_t>("segments that blocks have taken (launches)", SegmentCosts::kAllLaunches);
     } else {
         chunks_ = n * longest;
         segments_ = n * std::max<std::int64_t>(1, pieces(longest, segment_chunks_));
@@ -181,6 +183,7 @@ ChunkTable ChunkSetup::table(std::byte* workspace) const noexcept {
 ChunkTable ChunkSetup::table(std::byte* workspace, int walk, int launch) const noexcept {
     ChunkTable table = this->table(workspace);
     table.launch = SegmentCosts::bit(walk, launch);
+    if (packed_) table.taken = taken_.in(workspace) + SegmentCosts::kLaunches * walk + launch;
     return table;
 }
 
@@ -192,9 +195,15 @@ ChunkTable ChunkSetup::table(std::byte* workspace, int walk) const noexcept {
 
 Status ChunkSetup::prepare(const char* function, const Inputs& in, std::byte* workspace, Stream stream) const noexcept {
     if (packed_) {
-        const sm80::TableParams params{
-            in,      chunk_,   costs_, chunk_table_.in(workspace), segment_table_.in(workspace), choice_.in(workspace),
-            chunks_, segments_};
+        const sm80::TableParams params{in,
+                                       chunk_,
+                                       costs_,
+                                       chunk_table_.in(workspace),
+                                       segment_table_.in(workspace),
+                                       choice_.in(workspace),
+                                       taken_.in(workspace),
+                                       chunks_,
+                                       segments_};
         if (Status status = sm80::launch_table(function, params, device_, stream); !status.ok()) return status;
     }
     if (!records_) return {};

@@ -60,6 +60,7 @@ private:
     bool packed_, records_;
     Booking<std::int32_t> chunk_table_, segment_table_;
     Booking<SegmentChoice> choice_;
+    Booking<std::uint32_t> taken_;
     Booking<std::byte> prepared_;
 };
 

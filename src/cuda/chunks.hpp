@@ -29,6 +29,9 @@ struct ChunkTable {
     std::int32_t chunk = 64;                 // tokens
     std::int32_t segment_chunks = 1;
     std::uint32_t launch = ~0u;  // whose blocks ask: they leave unless the choice has one of these bits
+    // How many of the launch's items its blocks have taken besides their first, zero before it; null: blocks share them
+    // out evenly. Only for kernels whose blocks stay.
+    std::uint32_t* taken = nullptr;
 };
 
 // What the prepare kernel hands on: a record for each chunk and value head. Norms and scale are folded in. Rows past

@@ -24,7 +24,7 @@ struct WalkLaunch {
 struct SegmentCosts {
     // The first two walks take every segment, the others all segments but the last (or first) of each sequence, which
     // is what a cut costs besides the carry. Each has one of its launches.
-    static constexpr int kWalks = 4, kOfAll = 2, kLaunches = 2;
+    static constexpr int kWalks = 4, kOfAll = 2, kLaunches = 2, kAllLaunches = kWalks * kLaunches;
     WalkLaunch walks[kWalks][kLaunches];
     float carry = 0, carry_step = 0;   // once, and for each cut of the longest sequence
     float carry_share = 1;             // of all that can be carried at the same time, for a sequence

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -73,6 +74,9 @@ inline unsigned __ballot_sync(unsigned, bool is) {
     });
     return emulator::my_lane().out[0];
 }
+
+// NOTE: blocks run one after the other.
+inline unsigned atomicAdd(unsigned* to, unsigned x) { return std::exchange(*to, *to + x); }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }

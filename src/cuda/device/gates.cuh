@@ -18,6 +18,7 @@ __device__ __forceinline__ float smallest_log_decay(float g) {
 struct HeadGate {
     float rate = 0.0f, bias = 0.0f;
 
+    HeadGate() = default;
     __device__ __forceinline__ HeadGate(const Inputs& in, std::int32_t head) {
         if (in.problem.gate != Gate::raw) return;
         rate = expf(load_element(in.A_log.data, in.A_log.dtype, head * in.A_log.stride));

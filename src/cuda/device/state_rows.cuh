@@ -11,12 +11,10 @@ namespace flashqla::cuda {
 
 template <int kK>
 struct StateRows {
-    float s[kK / 8][4];  // s[n]: rows row(0), row(1) of the block's tile, columns 8 n + column() and the next
+    float s[kK / 8][4];  // s[n]: rows row and row + 8 of the block's tile, columns 8 n + column and the next
 
-    static __device__ __forceinline__ int row(int half) {
-        return static_cast<int>(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4) + 8 * half;
-    }
-    static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x % 4) * 2; }
+    static __device__ __forceinline__ int row(int thread) { return thread / 32 * 16 + thread % 32 / 4; }
+    static __device__ __forceinline__ int column(int thread) { return thread % 4 * 2; }
 
     __device__ __forceinline__ void zero() {
         each([](float& x, int, int) { x = 0.0f; });
@@ -141,12 +139,13 @@ private:
     // f(element, row within the block's tile, key)
     template <class F>
     __device__ __forceinline__ void each(F&& f) {
-        // NOTE: or the columns that a store compares with are kept in registers from the beginning on.
-        const int first = only_here(column());
+        // NOTE: or the rows and columns that a store compares with are kept in registers from the beginning on.
+        const int thread = only_here(static_cast<int>(threadIdx.x));
+        const int first = column(thread), row = StateRows::row(thread);
 #pragma unroll
         for (int n = 0; n < kK / 8; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) f(s[n][e], row(e / 2), 8 * n + first + e % 2);
+            for (int e = 0; e < 4; ++e) f(s[n][e], row + e / 2 * 8, 8 * n + first + e % 2);
     }
 };
 

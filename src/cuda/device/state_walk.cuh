@@ -56,11 +56,12 @@ protected:
     }
 
     // Tokens of the segment.
-    __device__ __forceinline__ int tokens() const {
-        const std::int64_t left = at_.span.length - at_.segment.first_token;
-        const std::int64_t inside = std::int64_t(at_.segment.chunks) * params_.table.chunk;
+    static __device__ __forceinline__ int tokens_of(const StatePlace& at, std::int32_t chunk) {
+        const std::int64_t left = at.span.length - at.segment.first_token;
+        const std::int64_t inside = std::int64_t(at.segment.chunks) * chunk;
         return static_cast<int>(left < inside ? left : inside);
     }
+    __device__ __forceinline__ int tokens() const { return tokens_of(at_, params_.table.chunk); }
 
     // ------------------------------------------------------------------------------------------ start and end
 

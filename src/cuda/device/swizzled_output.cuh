@@ -55,7 +55,7 @@ __device__ __forceinline__ void store_turned_group(void* to, std::int64_t stride
 // The same for whatever rows and types, `columns` of them, element by element.
 __device__ __forceinline__ void store_turned_elements(const TokenRef& to, std::int64_t at, int tokens, int columns,
                                                       const float (&x)[8][4]) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int lane = only_here(static_cast<int>(threadIdx.x)) & 31;
     const std::int64_t stride = only_here(to.token);
     with_type(to.dtype, to.data, [&]<class T>(T* elements) {
 #pragma unroll

@@ -64,9 +64,16 @@ struct SwizzledTile {
     }
     // A[m][k] = tile[k0 + k][m0 + m], as a warp's fragment.
     __device__ __forceinline__ Fragment<Op> a_transposed(int k0, int m0) const {
+        return a_transposed_at(shared_address(x) + a_transposed_place(k0, m0));
+    }
+    // The same in two steps: the lane's bytes from the tile's beginning, to which k0 adds its kRowBytes.
+    static __device__ __forceinline__ int a_transposed_place(int k0, int m0) {
         const int lane = static_cast<int>(threadIdx.x % 32);
+        return offset(k0 + lane % 8 + lane / 16 * 8, m0 + lane / 8 % 2 * 8);
+    }
+    static __device__ __forceinline__ Fragment<Op> a_transposed_at(std::uint32_t address) {
         Fragment<Op> f;
-        ldmatrix_transposed(f.x[0], shared_address(x) + offset(k0 + lane % 8 + lane / 16 * 8, m0 + lane / 8 % 2 * 8));
+        ldmatrix_transposed(f.x[0], address);
         return f;
     }
 

@@ -34,6 +34,7 @@ Gpus find_gpus() {
         info.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, device);
         info.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
         info.hopper = info.major == 9 && has_exact_code_for(architectures(), info.major, info.minor);
+        info.grids_wait = has_code_from_hopper_on(architectures(), info.major, info.minor);
         found.list.push_back(info);
     }
     if (found.list.empty()) found.problem = "no GPU can be used: the driver lists none";
@@ -67,15 +68,24 @@ bool any_of_items(std::string_view list, F&& f) noexcept {
 
 bool is_exact(std::string_view kind) noexcept { return kind.substr(0, 1) == "a"; }
 
+// Whether the code of an item runs there.
+bool runs_on(int number, std::string_view kind, int major, int minor) noexcept {
+    const int code_major = number / 10, code_minor = number % 10, wanted = 10 * major + minor;
+    const bool real = kind.find("virtual") == kind.npos, ptx = kind.find("real") == kind.npos;
+    if (is_exact(kind)) return number == wanted;
+    return (real && code_major == major && code_minor <= minor) || (ptx && number <= wanted);
+}
+
 }  // namespace
 
 bool has_code_for(std::string_view list, int major, int minor) noexcept {
-    return any_of_items(list, [=](int number, std::string_view kind) {
-        const int code_major = number / 10, code_minor = number % 10, wanted = 10 * major + minor;
-        const bool real = kind.find("virtual") == kind.npos, ptx = kind.find("real") == kind.npos;
-        if (is_exact(kind)) return number == wanted;
-        return (real && code_major == major && code_minor <= minor) || (ptx && number <= wanted);
-    });
+    return any_of_items(list, [=](int number, std::string_view kind) { return runs_on(number, kind, major, minor); });
+}
+
+// NOTE: machine code goes before PTX and later PTX before earlier, so that nothing older runs where this is true.
+bool has_code_from_hopper_on(std::string_view list, int major, int minor) noexcept {
+    return any_of_items(
+        list, [=](int number, std::string_view kind) { return number >= 90 && runs_on(number, kind, major, minor); });
 }
 
 bool has_exact_code_for(std::string_view list, int major, int minor) noexcept {

@@ -11,8 +11,9 @@ struct GpuInfo {
     std::string name;
     int major = 0, minor = 0;  // compute capability
     int multiprocessors = 0;
-    int shared_bytes = 0;  // the most a block may ask for
-    bool hopper = false;   // it has Hopper's own instructions, and this build code with them
+    int shared_bytes = 0;     // the most a block may ask for
+    bool hopper = false;      // it has Hopper's own instructions, and this build code with them
+    bool grids_wait = false;  // the code it runs waits for earlier kernels where it says so (device/grid_order.cuh)
 };
 
 struct Gpus {
@@ -29,6 +30,9 @@ std::string_view architectures() noexcept;
 // Whether code for `architectures` runs on compute capability major.minor. Machine code runs on its own major version
 // from its own minor on; with an "a" on exactly that one; PTX ("80", "80-virtual") on everything from its own on.
 bool has_code_for(std::string_view architectures, int major, int minor) noexcept;
+
+// Whether what runs there was compiled for 9.0 or later, as far as the list says.
+bool has_code_from_hopper_on(std::string_view architectures, int major, int minor) noexcept;
 
 // Whether the list has code for exactly compute capability major.minor ("90a"), which may use all that it has.
 bool has_exact_code_for(std::string_view architectures, int major, int minor) noexcept;

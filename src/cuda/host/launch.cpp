@@ -28,8 +28,17 @@ Status launch(const LaunchSite& site, const LaunchShape& shape, const void* kern
             return error;
         },
         [&] {
-            error = cudaLaunchKernel(kernel, dim3(shape.blocks), dim3(shape.threads), arguments, shape.shared_bytes,
-                                     static_cast<cudaStream_t>(site.stream.handle));
+            cudaLaunchAttribute attribute;
+            attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+            attribute.val.programmaticStreamSerializationAllowed = 1;
+            cudaLaunchConfig_t config{};
+            config.gridDim = dim3(shape.blocks);
+            config.blockDim = dim3(shape.threads);
+            config.dynamicSmemBytes = shape.shared_bytes;
+            config.stream = static_cast<cudaStream_t>(site.stream.handle);
+            config.attrs = &attribute;
+            config.numAttrs = shape.waits && gpus().list[static_cast<std::size_t>(site.device)].grids_wait ? 1 : 0;
+            error = cudaLaunchKernelExC(&config, kernel, arguments);
             return error;
         });
     return status_of(error, site.function,

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/device/chunks.cuh"
+#include "cuda/device/grid_order.cuh"
 #include "cuda/device/memory.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/sm80/carry/params.hpp"
@@ -225,6 +226,8 @@ private:
 // work that take the time.
 template <class Config, bool kBack>
 __global__ void __launch_bounds__(Config::kThreads) carry_kernel(const __grid_constant__ CarryParams params) {
+    wait_for_earlier_grids();
+    let_next_grid_start();
     const Problem& p = params.in.problem;
     if (!is_needed(params.table)) return;
     const auto tiles = static_cast<std::uint32_t>(pieces(p.dim_v, Config::kRows));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/device/gates.cuh"
+#include "cuda/device/grid_order.cuh"
 #include "cuda/device/memory.cuh"
 #include "cuda/device/reduce.cuh"
 #include "cuda/device/rows.cuh"
@@ -166,6 +167,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     const DecodeLane<Config> at;
     const std::uint32_t row = grid.strips.quotient(blockIdx.x);
     const int v0 = static_cast<int>(grid.strips.remainder(blockIdx.x, row)) * Config::kWidth;
+    wait_for_earlier_grids();
+    let_next_grid_start();
     const std::uint32_t n = grid.heads.quotient(row), head = grid.heads.remainder(row, n);
 
     // Loads go out first, those that depend on nothing before those that wait for a slot.

@@ -5,6 +5,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include "cuda/device/chunks.cuh"
+#include "cuda/device/grid_order.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/sm80/table/params.hpp"
 
@@ -81,7 +82,10 @@ __device__ __forceinline__ void choose(const TableParams& params, TableShared& s
 }
 
 __global__ void __launch_bounds__(kTableThreads) table_kernel(const __grid_constant__ TableParams params) {
+    wait_for_earlier_grids();
+    let_next_grid_start();
     auto& shared = shared_block<TableShared>();
+    if (threadIdx.x < SegmentCosts::kAllLaunches) params.taken[threadIdx.x] = 0;
     static_assert(SegmentModel::kCandidates == 32);
     std::uint32_t longest = 0;
     store_sums(shared, params.chunks, params.in.count, params.most_chunks, [&](std::int64_t n) {

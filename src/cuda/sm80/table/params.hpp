@@ -15,6 +15,7 @@ struct TableParams {
     std::int32_t* chunks = nullptr;                   // [N+1]
     std::int32_t* segments = nullptr;                 // [N+1]
     SegmentChoice* choice = nullptr;                  // [1]
+    std::uint32_t* taken = nullptr;                   // [launches], becomes 0 (ChunkTable)
     std::int64_t most_chunks = 0, most_segments = 0;  // what the workspace and the grids are made for
 };
 

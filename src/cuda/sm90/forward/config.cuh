@@ -1,10 +1,10 @@
-// Who does what. A block takes 128 columns of one value head's state through the chunks of a segment, by four
-// warpgroups:
+// Who does what. A block stays and takes one item after another: 128 columns of one value head's state through the
+// chunks of a segment, by four warpgroups:
 //
 //   0, 1   the walk: 64 columns of V each, as 64 rows of S^T in registers             walk.cuh
 //   2      the triangles of a chunk, one or two chunks ahead                          triangles.cuh
 //   3      two warps: inverses of the triangles' diagonal blocks of 16x16             diagonal.cuh
-//          one warp: loads q, k and v                                                 loader.cuh
+//          one warp: finds items, loads q, k and v                                    loader.cuh
 //          one warp: gates and norms                                                  gates.cuh
 //
 // and what they hand to each other.
@@ -28,7 +28,8 @@ struct ForwardConfig {
     static constexpr int kWalkers = 2 * kColumns, kThreads = kWalkers + 256;
     static constexpr int kStages = 3;  // chunks of rows in shared memory
     static constexpr int kTurns = 2;   // chunks of triangles
-    static constexpr int kWalkRegisters = 192, kTriangleRegisters = 80, kOtherRegisters = 48;
+    static constexpr int kItems = 2;   // that the roles may be at
+    static constexpr int kWalkRegisters = 192, kTriangleRegisters = 72, kOtherRegisters = 56;
 };
 
 template <class Config>
@@ -67,6 +68,30 @@ struct ForwardTriangles {
     alignas(16) __half diagonal[64 * kDiagonalRow];  // -L_jj, row after row; what is not below the diagonal is anything
 };
 
+// What a block walks through. The loader finds it, ahead of the others.
+struct ForwardItem {
+    StatePlace place;
+    std::int32_t chunks;  // to load; none of a padding row
+    int tokens;           // of the segment
+    int columns;          // of o, from the block's first on
+
+    __device__ __forceinline__ bool is_end() const { return place.segment.n < 0; }  // there are no more
+};
+
+// The walk's own copy, always in the same place: it has no register left for where it lies.
+struct ForwardWalkItem {
+    ForwardItem item;
+    std::uint32_t number, first_chunk;  // items and chunks of the block before it
+};
+
+// What a warp of the walk has no register for either.
+struct ForwardKept {
+    std::int32_t next_checkpoint;
+    std::uint32_t until;  // the chunk that the next checkpoint is before; counted by the block, over all items
+    std::uint32_t chunk;  // between items: the next one, and where its rows will be
+    int stage;
+};
+
 template <class Config>
 struct ForwardShared {
     ForwardRows<Config> rows[Config::kStages];
@@ -78,20 +103,23 @@ struct ForwardShared {
     Barrier lower_full[Config::kTurns], diagonal_full[Config::kTurns];
     Barrier triangles_full[Config::kTurns], triangles_empty[Config::kTurns];
     Barrier tail_full;  // rows of the last chunk, before those past the end of the sequence are cleared
-    StatePlace place;
-    // Of o; the columns from the block's first on. NOTE: here because parameters come through the caches of
-    // instructions.
+    ForwardItem items[Config::kItems];
+    ForwardWalkItem walk;
+    ForwardKept kept[Config::kWalkers / 32];
+    Barrier item_full[Config::kItems], item_empty[Config::kItems];
+    // Of o. NOTE: here because parameters come through the caches of instructions.
     void* o_data;
     std::int64_t o_stride;
-    int columns;
 
     // By all threads of the block, before anybody begins.
     __device__ __forceinline__ void open(const ForwardCall& call) {
         constexpr std::uint32_t kWalkWarps = Config::kWalkers / 32;
         if (threadIdx.x == 0) {
+            walk.number = 0;
+#pragma unroll
+            for (ForwardKept& it : kept) it.chunk = 0, it.stage = 0;
             o_data = call.o.data;
             o_stride = call.o.token;
-            columns = call.problem.dim_v - place.v0;
 #pragma unroll
             for (int i = 0; i < Config::kStages; ++i) {
                 rows_full[i].init(1);
@@ -106,6 +134,11 @@ struct ForwardShared {
                 triangles_empty[i].init(kWalkWarps);
             }
             tail_full.init(1);
+#pragma unroll
+            for (int i = 0; i < Config::kItems; ++i) {
+                item_full[i].init(1);
+                item_empty[i].init(kWalkWarps + 4 + 2 + 1);
+            }
             fence_barrier_init();
         }
         // What lies above the diagonal blocks is never written.
@@ -120,6 +153,38 @@ struct ForwardShared {
     }
 };
 
+// A role's way through the items of its block. NOTE: for whole warps.
+template <class Config>
+class ForwardItems {
+public:
+    __device__ __forceinline__ explicit ForwardItems(ForwardShared<Config>& shared) : shared_(shared) {}
+
+    // The next one, which stays until release().
+    __device__ __forceinline__ const ForwardItem& next() {
+        shared_.item_full[turn_.stage()].wait(turn_.round());
+        return shared_.items[turn_.stage()];
+    }
+    __device__ __forceinline__ void release() {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) shared_.item_empty[turn_.stage()].arrive();
+        ++turn_.n;
+    }
+    // Chunks of the next item that has any; 0: there is none.
+    __device__ __forceinline__ std::int32_t next_chunks() {
+        for (;;) {
+            const ForwardItem& item = next();
+            const std::int32_t chunks = item.is_end() ? -1 : item.chunks;
+            if (chunks < 0) return 0;
+            release();
+            if (chunks > 0) return chunks;
+        }
+    }
+
+private:
+    ForwardShared<Config>& shared_;
+    Turn<Config::kItems> turn_;
+};
+
 // What every role knows of its block.
 template <class Config, ChunkMode kMode>
 struct ForwardRole {
@@ -129,7 +194,6 @@ struct ForwardRole {
     ForwardShared<Config>& shared;
 
     static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
-    __device__ __forceinline__ std::int32_t chunks() const { return shared.place.segment.chunks; }
 };
 
 }  // namespace flashqla::cuda::sm90

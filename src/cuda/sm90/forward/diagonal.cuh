@@ -19,20 +19,23 @@ public:
 
     __device__ __forceinline__ void run() {
         RingPlace<Config::kStages> place;
-        const std::int32_t chunks = this->chunks();
+        ForwardItems<Config> items(shared);
+        Turn<Config::kTurns> at;
+        std::int32_t left = items.next_chunks();
 #pragma unroll 1
-        for (std::int32_t c = 0; c < chunks; ++c) {
-            const int turn = c % Config::kTurns;
+        for (; left > 0; ++at.n) {
+            const std::uint32_t turn = at.stage();
             shared.factors_full[place.stage].wait(place.round);
-            shared.lower_full[turn].wait(c / Config::kTurns % 2);
+            shared.lower_full[turn].wait(at.round());
             __half2 x[kPairs];
             solve(x, shared.triangles[turn].diagonal, shared.factors[place.stage].beta + kPairs * block_);
-            shared.triangles_empty[turn].wait(c / Config::kTurns % 2 ^ 1);
+            shared.triangles_empty[turn].wait(at.round() ^ 1);
             store(x, shared.triangles[turn].solve);
             fence_for_wgmma();
             __syncwarp();
             if (Role::lane() == 0) shared.diagonal_full[turn].arrive();
             place.next();
+            if (--left == 0) left = items.next_chunks();
         }
     }
 

@@ -17,30 +17,45 @@ class ForwardGates : ForwardRole<Config, kMode> {
     using Role::shared;
 
 public:
-    __device__ __forceinline__ ForwardGates(const Role& role) : Role(role), gate_(role.call, role.shared.place.head) {}
+    __device__ __forceinline__ ForwardGates(const Role& role) : Role(role) {}
 
-    __device__ __forceinline__ void run(int tokens) {
+    __device__ __forceinline__ void run() {
         // NOTE: two loops, as in the walk: what most calls do, and everything.
         const Problem& p = call.problem;
         if (p.gate == Gate::log && p.beta_mode != BetaMode::logit && !p.qk_l2norm && call.g && call.beta &&
             call.g.dtype == DType::f32) {
-            run<true>(tokens);
+            run_all<true>();
         } else {
-            run<false>(tokens);
+            run_all<false>();
         }
     }
 
 private:
     template <bool kPlain>
-    __device__ __forceinline__ void run(int tokens) {
-        const StatePlace& at = shared.place;
+    __device__ __forceinline__ void run_all() {
+        ForwardItems<Config> items(shared);
+#pragma unroll 1
+        for (;;) {
+            const ForwardItem& item = items.next();
+            if (item.is_end()) break;
+            if (item.chunks > 0) run<kPlain>(item);
+            items.release();
+        }
+    }
+
+    template <bool kPlain>
+    __device__ __forceinline__ void run(const ForwardItem& item) {
+        const StatePlace& at = item.place;
         const std::int64_t t = at.span.begin + at.segment.first_token;
+        int tokens = item.tokens;
+        if constexpr (!kPlain) gate_ = HeadGate(call, at.head);
+        since_ = 0.0f;
         g_at_ = call.g ? call.g.offset(at.span.batch, t, at.head) : 0;
         beta_at_ = call.beta ? call.beta.offset(at.span.batch, t, at.head) : 0;
         load<kPlain>(tokens);
-        RingPlace<Config::kStages> place;
+        RingPlace<Config::kStages>& place = place_;
 #pragma unroll 1
-        for (std::int32_t c = this->chunks(); c > 0; --c, tokens -= Config::kChunk) {
+        for (std::int32_t c = item.chunks; c > 0; --c, tokens -= Config::kChunk) {
             const Tokens now = next_;
             if (c > 1) load<kPlain>(tokens - Config::kChunk);
             shared.rows_empty[place.stage].wait(place.round ^ 1);
@@ -184,6 +199,7 @@ private:
     }
 
     HeadGate gate_;
+    RingPlace<Config::kStages> place_;
     std::int64_t g_at_ = 0, beta_at_ = 0;  // of the next chunk to load
     float since_ = 0.0f;                   // sum of g since the state was last scaled
     Tokens next_;

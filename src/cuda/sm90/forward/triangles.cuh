@@ -27,14 +27,16 @@ public:
     __device__ __forceinline__ ForwardTriangleMaker(const Role& role, int warp) : Role(role), warp_(warp) {}
 
     __device__ __forceinline__ void run() {
-        const std::int32_t chunks = this->chunks();
         RingPlace<kStages> place;
+        ForwardItems<Config> items(shared);
+        Turn<kTurns> at;
+        std::int32_t left = items.next_chunks();
+        if (left == 0) return;
         wait_for_rows(place);
         ask_keys(place.stage);
 #pragma unroll 1
-        for (std::int32_t c = 0; c < chunks; ++c) {
-            const int turn = c % kTurns;
-            const std::uint32_t round = c / kTurns % 2;
+        for (;; ++at.n) {
+            const std::uint32_t turn = at.stage(), round = at.round();
             ForwardTriangles& triangles = shared.triangles[turn];
             const ForwardFactors& factors = shared.factors[place.stage];
             shared.factors_full[place.stage].wait(place.round);
@@ -58,8 +60,10 @@ public:
             fence_for_wgmma();
             arrive(shared.triangles_full[turn]);
             place.next();
-            if (c + 1 < chunks) wait_for_rows(place);
+            if (--left == 0) left = items.next_chunks();
+            if (left > 0) wait_for_rows(place);
             ask_keys(place.stage);  // NOTE: of nothing in the end: a branch around products would make them wait
+            if (left == 0) break;
         }
         wgmma_wait<0>();
     }

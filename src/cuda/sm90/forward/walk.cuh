@@ -12,6 +12,7 @@
 
 #include "cuda/device/reduce.cuh"
 #include "cuda/device/swizzled_output.cuh"
+#include "cuda/device/tail.cuh"
 #include "cuda/sm90/forward/config.cuh"
 
 namespace flashqla::cuda::sm90 {
@@ -22,6 +23,7 @@ class ForwardWalk : public StateWalk<Config::kK, Config::kColumns, kMode, true, 
     using Op = typename Config::Op;
     using Element = typename Op::Element;
     using Half = Fragment<F16Operand>;
+    using Values = decltype(ForwardRows<Config>::values);
     static constexpr int kChunk = Config::kChunk, kBlocks = Config::kBlocks, kK = Config::kK;
     static constexpr bool kOutputs = Base::kOutputs;
     using Base::at_;
@@ -32,17 +34,50 @@ class ForwardWalk : public StateWalk<Config::kK, Config::kColumns, kMode, true, 
     using Base::unit_;
 
 public:
-    __device__ __forceinline__ ForwardWalk(const ChunkParams& params, ForwardShared<Config>& shared)
-        : Base(params, shared.place), shared_(shared) {}
-
     using Base::place_of;
-    using Base::run_padding;
-    using Base::tokens;
+    using Base::tokens_of;
     using Base::walks;
 
+    // Everything that the group has to do in its block.
+    static __device__ __forceinline__ void run_all(const ForwardParams& params, ForwardShared<Config>& shared) {
+        for (;;) {
+            take_item(shared);
+            if (shared.walk.item.is_end()) break;
+            ForwardWalk(params, shared).run();
+        }
+        if (kOutputs && params.zero_blocks > 0) {
+            const Problem& p = params.call.problem;
+            zero_tail(params.call, params.call.o, p.heads_v, p.dim_v, blockIdx.x, gridDim.x, Config::kWalkers / 32);
+        }
+    }
+
+private:
+    // The next item, once both groups are done with the one before.
+    static __device__ __forceinline__ void take_item(ForwardShared<Config>& shared) {
+        constexpr int kMeeting = 5, kWords = sizeof(ForwardItem) / 4;
+        static_assert(kWords <= 128 && sizeof(ForwardItem) % 4 == 0);
+        const Turn<Config::kItems> turn{shared.walk.number};
+        shared.item_full[turn.stage()].wait(turn.round());
+        sync_threads<kMeeting, Config::kWalkers>();
+        if (threadIdx.x < kWords) {
+            reinterpret_cast<std::uint32_t*>(&shared.walk.item)[threadIdx.x] =
+                reinterpret_cast<const std::uint32_t*>(&shared.items[turn.stage()])[threadIdx.x];
+        } else if (threadIdx.x == 128) {
+            shared.walk.number = turn.n + 1;
+            shared.walk.first_chunk = shared.kept[0].chunk;
+        }
+        sync_threads<kMeeting, Config::kWalkers>();
+        if (lane() == 0) shared.item_empty[turn.stage()].arrive();
+    }
+
+    __device__ __forceinline__ ForwardWalk(const ChunkParams& params, ForwardShared<Config>& shared)
+        : Base(params, shared.walk.item.place), shared_(shared) {}
+
     __device__ __forceinline__ void run() {
+        if (kOutputs && at_.slots.padding) return Base::run_padding();
         Base::start();
-        tokens_ = Base::tokens();
+        // NOTE: made here, or the compiler keeps it in three registers.
+        values_at_ = only_here(Values::a_transposed_place(0, 16 * warp()));
         auto t = static_cast<std::int32_t>(at_.segment.first_token);
         if constexpr (kOutputs) o_at_ = call_.o.offset(at_.span.batch, at_.span.begin + t, at_.head) + first_column();
         // NOTE: two loops, because instructions that are hardly ever needed would lie among those that always are, and
@@ -61,31 +96,33 @@ public:
         Base::finish();
     }
 
-private:
     static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
     static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+    __device__ __forceinline__ ForwardKept& kept() const { return shared_.kept[warp()]; }
     // Of V that the warpgroup has.
     __device__ __forceinline__ int first_column() const { return at_.v0 + warp() / 4 * 64; }
 
     // kVectors: outputs leave in whole vectors.
     template <bool kVectors>
     __device__ __forceinline__ void walk() {
-        const std::int32_t chunks = at_.segment.chunks;
-        std::int32_t c = 0;
-        int stage = 0;
+        Turn<Config::kTurns> chunk{kept().chunk};
+        int stage = kept().stage;
         for (;;) {
             // To the next checkpoint, if the segment has one before its end.
-            std::int32_t until = chunks;
-            if (kOutputs && Base::next_checkpoint_ >= 0) {
+            std::int32_t chunks = shared_.walk.item.chunks;
+            if constexpr (kOutputs) {
+                const std::int32_t next = Base::next_checkpoint_;
                 const auto first = static_cast<std::int32_t>(at_.segment.first_token);
-                until = min(until, (Base::next_checkpoint_ - first) / kChunk);
+                if (next >= 0) chunks = min(chunks, (next - first) / kChunk);
+                kept().next_checkpoint = next;
             }
+            kept().until = shared_.walk.first_chunk + chunks;
             bool has_outputs = false;
 #pragma unroll 1
-            for (; c < until; ++c) {
-                const int turn = c % Config::kTurns;
-                shared_.triangles_full[turn].wait(c / Config::kTurns % 2);
-                step<kVectors>(has_outputs, stage, turn);
+            for (; chunk.n != kept().until; ++chunk.n) {
+                const auto turn = static_cast<int>(chunk.stage());
+                shared_.triangles_full[turn].wait(chunk.round());
+                step<kVectors>(has_outputs, stage, chunk);
                 has_outputs = true;
                 __syncwarp();
                 if (lane() == 0) {
@@ -94,10 +131,14 @@ private:
                 }
                 stage = stage + 1 < Config::kStages ? stage + 1 : 0;
             }
-            if (kOutputs && has_outputs) store_outputs<kVectors>();
-            if (c == chunks) break;
+            if (kOutputs && has_outputs) store_outputs<kVectors>(chunk);
+            if constexpr (kOutputs) Base::next_checkpoint_ = kept().next_checkpoint;
+            __syncwarp();  // before another lane writes the next ones
+            if (chunk.n == shared_.walk.first_chunk + shared_.walk.item.chunks) break;
             keep_checkpoint();
         }
+        kept().chunk = chunk.n;
+        kept().stage = stage;
     }
 
     static __device__ __forceinline__ float inverse_of_power(float power_of_two) {
@@ -114,7 +155,8 @@ private:
 
     // The products of a chunk. has_outputs: those of the one before are still here.
     template <bool kVectors>
-    __device__ __forceinline__ void step(bool has_outputs, int stage, int turn) {
+    __device__ __forceinline__ void step(bool has_outputs, int stage, const Turn<Config::kTurns>& chunk) {
+        const auto turn = static_cast<int>(chunk.stage());
         constexpr Element kType{};
         constexpr __half kHalf{};
         ForwardRows<Config>& rows = shared_.rows[stage];
@@ -146,7 +188,7 @@ private:
             for (int k = 1; k < kK / 16; ++k) wgmma<true, Rows::along_k>(u, state[k].x[0], keys(16 * k), kType);
             wgmma_commit();
             if constexpr (kOutputs) {
-                if (has_outputs) store_outputs<kVectors>();
+                if (has_outputs) store_outputs<kVectors>(chunk);
                 has_outputs = false;
                 wgmma_fence();
                 wgmma<false, Rows::along_k>(o_, state[0].x[0], queries(0), kType);
@@ -234,7 +276,8 @@ private:
         const int own = TokenVector::own();
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-            const Fragment<Op> values = rows.values.a_transposed(16 * b, 16 * warp());
+            const Fragment<Op> values =
+                Values::a_transposed_at(shared_address(rows.values.x) + values_at_ + 16 * b * Values::kRowBytes);
             const float4 read = factors.read.of_block(b, own);
 #pragma unroll
             for (int pair = 0; pair < 4; ++pair) {
@@ -277,9 +320,9 @@ private:
 
     // --------------------------------------------------------------------------------------------------- outputs
 
-    // O^T of the last chunk to o.
+    // O^T of the chunk before this one to o.
     template <bool kVectors>
-    __device__ __forceinline__ void store_outputs() {
+    __device__ __forceinline__ void store_outputs(const Turn<Config::kTurns>& chunk) {
         if (inverse_unit_ != 1.0f) {
             const float unit = inverse_of_power(inverse_unit_);
 #pragma unroll
@@ -288,8 +331,9 @@ private:
                 for (int e = 0; e < 4; ++e) o_[n][e] *= unit;
         }
         const std::int64_t stride = shared_.o_stride;
-        const int tokens = tokens_, columns = shared_.columns - warp() / 4 * 64;
-        tokens_ -= kChunk;
+        const auto before = static_cast<int>(chunk.n - shared_.walk.first_chunk) - 1;
+        const int tokens = shared_.walk.item.tokens - before * kChunk,
+                  columns = shared_.walk.item.columns - warp() / 4 * 64;
         if constexpr (kVectors) {
             store_turned_group<Op>(shared_.o_data, stride, o_at_, tokens, columns, shared_.outputs, warp() / 4 * 64,
                                    3 + warp() / 4, o_);
@@ -302,7 +346,7 @@ private:
 
     ForwardShared<Config>& shared_;
     std::int64_t o_at_ = 0;  // of the next chunk to store
-    int tokens_ = 0;         // left to store
+    int values_at_ = 0;      // of the lane, in a tile of values
     float o_[8][4];
     float decayed_ = 1.0f;  // what the state is divided by (ForwardFactors::state)
 };
