@@ -26,13 +26,18 @@ Status with_mode(ChunkMode mode, F&& f) noexcept {
     }
 }
 
+inline constexpr std::int32_t kWholePast = -1;
+
 // fp32, S^T or M^T row by row: [segments][Hv][rows][K]. A segment's end has dim_v rows of S* (the true end for the
 // first segment of a sequence, from zeros for the others), then dim_k rows of M^T.
 struct SegmentStates {
-    // [segments][Hv][V][K] of the segments that are not the first of their sequence; of first ones too where the final
-    // state takes the place of the initial one.
+    // [segments][Hv][V][K] of the segments that depend on their whole past; of first ones too where the final state
+    // takes the place of the initial one.
     float* starts = nullptr;
     float* ends = nullptr;  // [segments][Hv][V + K][K]
+    // [segments][Hv] of the segments that are not the first of their sequence: how many chunks before it make its start
+    // state from zeros, or kWholePast (sm80/cuts). Null: kWholePast everywhere.
+    std::int32_t* windows = nullptr;
 };
 
 struct ChunkParams {

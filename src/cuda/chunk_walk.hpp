@@ -27,15 +27,17 @@ struct ChunkFamily {
     ChunkTimes outputs, ends, history;
     bool own_stages;  // the kernel knows how many chunks it holds, one block a multiprocessor
     bool records;     // it takes what the prepare kernel has made of chunks
+    bool windows;     // it begins segments before their cuts where the gates allow it (sm80/cuts)
     Status (*launch)(const char* function, const ChunkParams& params, int device, Stream stream) noexcept;
 };
 inline constexpr ChunkFamily kSm80Chunks{{2.75f, 4.7f, 4.0f, 1.0f},  // on one H200
-                                         {1.95f, 3.4f, 3.1f, 3.0f}, {2.1f, 4.3f, 0.0f, 2.0f}, false, true,
+                                         {1.95f, 3.4f, 3.1f, 3.0f}, {2.1f, 4.3f, 0.0f, 2.0f}, false, true, false,
                                          &sm80::launch_chunks};
 inline constexpr ChunkFamily kSm90Chunks{
-    {1.75f, 0.0f, 2.8f, 1.5f}, {1.3f, 0.0f, 2.2f, 3.0f}, {1.6f, 0.0f, 2.9f, 2.0f}, true, true, &sm90::launch_chunks};
+    {1.75f, 0.0f, 2.8f, 1.5f}, {1.3f, 0.0f, 2.2f, 3.0f}, {1.6f, 0.0f, 2.9f, 2.0f}, true, true, false,
+    &sm90::launch_chunks};
 // Forward alone: the kernel prepares chunks itself.
-inline constexpr ChunkFamily kSm90Forward{{0.0f, 0.0f, 2.6f, 8.0f}, {0.0f, 0.0f, 1.9f, 8.0f}, {}, true, false,
+inline constexpr ChunkFamily kSm90Forward{{0.0f, 0.0f, 2.6f, 8.0f}, {0.0f, 0.0f, 1.9f, 8.0f}, {}, true, false, true,
                                           &sm90::launch_forward};
 inline constexpr float kCarryTime = 4.0f, kCarryStep = 2.3f;  // the launch of the ends is in the first
 

@@ -9,6 +9,7 @@
 #include "cuda/plans.hpp"
 #include "cuda/sm80/carry/params.hpp"
 #include "cuda/sm80/chunk/params.hpp"
+#include "cuda/sm80/cuts/params.hpp"
 
 namespace flashqla::cuda {
 namespace {
@@ -55,13 +56,17 @@ public:
             starts_ = workspace_.book<float>("states at the cuts (segments, Hv, V, K)", states * p.dim_v * p.dim_k);
             ends_ = workspace_.book<float>("ends and transitions (segments, Hv, V + K, K)",
                                            states * (p.dim_v + p.dim_k) * p.dim_k);
+            if (shapes_.family.windows)
+                windows_ =
+                    workspace_.book<std::int32_t>("chunks before a cut that its state needs (segments, Hv)", states);
         }
     }
 
     std::string explain() const override {
         std::string text = "chunks of " + std::to_string(setup_.chunk()) + " tokens on the matrix units, at most " +
                            std::to_string(setup_.chunks()) + " of them; ";
-        int launches = (packed_ ? 1 : 0) + (shapes_.family.records ? 1 : 0) + (segments_.split ? 1 : 0);
+        int launches = (packed_ ? 1 : 0) + (shapes_.family.records ? 1 : 0) + (segments_.split ? 1 : 0) +
+                       (segments_.split && shapes_.family.windows ? 1 : 0);
         const char* between = "";
         for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
             launches += segments_.may(kEnds, i) ? 1 : 0;
@@ -72,7 +77,12 @@ public:
             between = ", or ";
         }
         text += "; " + segments_.explain();
-        if (segments_.split) text += ", their start states by transitions and an exact carry in fp32";
+        if (segments_.split) {
+            text += shapes_.family.windows
+                        ? ", their start states by a few chunks before the cut where the gates forget, else"
+                        : ", their start states";
+            text += " by transitions and an exact carry in fp32";
+        }
         return text + "; " + std::to_string(launches) + " launches";
     }
 
@@ -83,6 +93,11 @@ public:
         if (shapes_.family.records) params.from = setup_.prepared(workspace);
         if (segments_.split) {
             params.states = {starts_.in(workspace), ends_.in(workspace)};
+            if (shapes_.family.windows) {
+                params.states.windows = windows_.in(workspace);
+                const sm80::CutsParams cuts{call, setup_.table(workspace, kEnds), params.states.windows, rows_};
+                if (Status status = sm80::launch_cuts(kFunction, cuts, device_, stream); !status.ok()) return status;
+            }
             params.mode = ChunkMode::ends;
             if (Status status = walk(params, kEnds, shapes_.ends, workspace, stream); !status.ok()) return status;
             const sm80::CarryParams carry{call, setup_.table(workspace, kEnds), params.states, {}, 0, 0};
@@ -107,6 +122,7 @@ private:
     bool packed_;
     std::uint32_t rows_ = 0, zero_blocks_ = 0;  // segments and value heads
     Booking<float> starts_, ends_;
+    Booking<std::int32_t> windows_;
 };
 
 }  // namespace

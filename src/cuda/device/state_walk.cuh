@@ -19,6 +19,9 @@ struct StatePlace {
     std::int64_t number;  // of the segment
     std::int32_t head, v0;
     bool transition;  // the columns are those of M: v = 0, and a start from the identity
+    // Chunks before the segment that are walked through first, from zeros, in place of its start state; 0: none. Only
+    // for kernels that are lean.
+    std::int32_t warm = 0;
 };
 
 // kColumns: rows of S^T that a block has, a warp 16 of them. kScaled: see keep_in_range. kLean: the place stays in
@@ -44,7 +47,8 @@ protected:
                 number,
                 head,
                 (transition ? tile - value_tiles : tile) * kColumns,
-                transition};
+                transition,
+                0};
     }
 
     // Whether there are chunks to walk through, for the whole block.
@@ -77,6 +81,8 @@ protected:
             if constexpr (kMode == ChunkMode::ends) {
                 state_.zero();
                 if (at_.transition) state_.identity(at_.v0);
+            } else if (kLean && at_.warm > 0) {
+                state_.zero();
             } else {
                 state_.load_rows(kept(), at_.v0, p_.dim_v, p_.dim_k);
             }
@@ -94,13 +100,14 @@ protected:
         }
     }
 
+    static __device__ __forceinline__ bool start_is_kept(const ForwardCall& call, const StatePlace& at) {
+        return at.segment.index == 0 && !at.segment.last && at.slots.read >= 0 && at.slots.read == at.slots.write &&
+               call.initial_state.data == call.final_state.data;
+    }
     // Where the final state takes the place of the initial one, the last segment of a sequence may store it before the
     // first one has read. What walks for the ends reads earlier, and keeps the state that enters the sequence as the
     // start of its first segment.
-    __device__ __forceinline__ bool start_is_kept() const {
-        return at_.segment.index == 0 && !at_.segment.last && at_.slots.read >= 0 &&
-               at_.slots.read == at_.slots.write && call_.initial_state.data == call_.final_state.data;
-    }
+    __device__ __forceinline__ bool start_is_kept() const { return start_is_kept(call_, at_); }
 
     __device__ __forceinline__ void finish() {
         to_real_units();

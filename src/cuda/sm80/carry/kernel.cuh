@@ -64,11 +64,20 @@ public:
         constexpr int kWay = kBack ? -1 : 1;
         std::int32_t segment = kBack ? first + count - 1 : first;
         Tile tile = {};
+        bool chained = false;  // the state that this step begins with is in shared memory
+        std::uint32_t carried = ~0u;
         for (std::int32_t step = 0; step + 1 < count; ++step, segment += kWay) {
-            const bool more = step + 2 < count;
+            constexpr int kFlags = 16;
+            const int flag = step % kFlags;
+            if (!kBack && params_.states.windows && flag == 0) carried = carried_from(segment + 1, count - step - 1);
+            if (!(carried >> flag & 1)) {
+                chained = false;
+                continue;
+            }
+            const bool more = step + 2 < count && (carried >> (flag + 1) & 1);
             float own[kRowsEach];
-            if (!kOwnLast || step == 0) load_own(own, row(segment));
-            if (step > 0) {
+            if (!kOwnLast || !chained) load_own(own, row(segment));
+            if (chained) {
 #pragma unroll 1
                 for (int t = 0; t < kTiles; ++t) {
                     Tile next = {};
@@ -88,6 +97,7 @@ public:
             }
             store(own, row(segment));
             __syncthreads();
+            chained = true;
         }
     }
 
@@ -101,6 +111,12 @@ private:
     // The results that a thread writes: rows v() .. of column n().
     static __device__ __forceinline__ int n() { return static_cast<int>(threadIdx.x) % kK; }
     static __device__ __forceinline__ int v() { return static_cast<int>(threadIdx.x) / kK * kRowsEach; }
+
+    // Bit i: segment + i, of `count` that there are, depends on its whole past.
+    __device__ __forceinline__ std::uint32_t carried_from(std::int32_t segment, std::int32_t count) const {
+        const bool is = lane() < count && params_.states.windows[row(segment + lane())] == kWholePast;
+        return __ballot_sync(kFullWarp, is);
+    }
 
     __device__ __forceinline__ std::int64_t row(std::int32_t segment) const {
         return std::int64_t{segment} * heads_ + head_;

@@ -20,7 +20,8 @@ struct CarryParams {
     Inputs in;
     ChunkTable table;
     SegmentStates states;
-    SegmentAdjoints adjoints;  // given: they are carried, with the transitions of `states`, and not the states
+    // Given: they are carried, with the transitions of `states`, and not the states; then without windows.
+    SegmentAdjoints adjoints;
     // Set by launch_carry: a sequence, a head and some columns each, and the blocks that share them.
     std::uint32_t items = 0, blocks = 0;
 };

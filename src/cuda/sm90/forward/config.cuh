@@ -71,10 +71,14 @@ struct ForwardTriangles {
 // What a block walks through. The loader finds it, ahead of the others.
 struct ForwardItem {
     StatePlace place;
-    std::int32_t chunks;  // to load; none of a padding row
-    int tokens;           // of the segment
+    std::int32_t chunks;  // to load, those of place.warm included; none of a padding row
+    int tokens;           // of these
     int columns;          // of o, from the block's first on
 
+    // Where the first of them is, in the sequence's row of the tensors.
+    __device__ __forceinline__ std::int64_t first_token() const {
+        return place.span.begin + place.segment.first_token - std::int64_t(place.warm) * 64;
+    }
     __device__ __forceinline__ bool is_end() const { return place.segment.n < 0; }  // there are no more
 };
 

@@ -46,7 +46,7 @@ private:
     template <bool kPlain>
     __device__ __forceinline__ void run(const ForwardItem& item) {
         const StatePlace& at = item.place;
-        const std::int64_t t = at.span.begin + at.segment.first_token;
+        const std::int64_t t = item.first_token();
         int tokens = item.tokens;
         if constexpr (!kPlain) gate_ = HeadGate(call, at.head);
         since_ = 0.0f;

@@ -37,8 +37,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1) forward_kernel(const __gr
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     auto& shared = aligned_shared_block<ForwardShared<Config>>();
     shared.open(params.call);
-    wait_for_earlier_grids();
-    let_next_grid_start();
+    // NOTE: with windows outputs wait later, for what is carried: all that is before the carry has ended when that
+    // lets this kernel start.
+    if (kMode != ChunkMode::outputs || !params.states.windows) {
+        wait_for_earlier_grids();
+        let_next_grid_start();
+    }
     run_roles<Config, kMode>(params, shared);
 #endif
 }

@@ -22,12 +22,24 @@ public:
     __device__ __forceinline__ ForwardLoader(const Role& role) : Role(role) {}
 
     __device__ __forceinline__ void run() {
+        const std::uint32_t each = call.problem.heads_v * params.tiles;
+        const std::int64_t segments = segments_end(call, params.table, params.segment_blocks / each);
+        const std::uint32_t items = static_cast<std::uint32_t>(segments) * each;
+        // What waits for the carry between segments comes last.
+        const std::uint32_t rounds = kOutputs && params.states.windows ? 2 : 1;
+        bool waits = rounds > 1;
 #pragma unroll 1
-        for (std::uint32_t i = blockIdx.x; i < params.segment_blocks; i = next_number(i)) {
-            if (!find(i)) continue;
+        for (std::uint32_t i = blockIdx.x; i < rounds * items; i = next_number(i)) {
+            const bool last = i >= items;
+            if (last && waits) {
+                wait_for_earlier_grids();
+                waits = false;
+            }
+            if (!find(last ? i - items : i, last)) continue;
             load(shared.items[turn_.stage()]);
             ++turn_.n;
         }
+        if (waits) wait_for_earlier_grids();
         shared.item_empty[turn_.stage()].wait(turn_.round() ^ 1);
         if (lane() == 0) {
             shared.items[turn_.stage()].place.segment.n = -1;
@@ -44,24 +56,38 @@ private:
         return gridDim.x + __shfl_sync(kFullWarp, taken, 0);
     }
 
-    // Hands the i-th item to the others, if there is anything to do for it.
-    __device__ __forceinline__ bool find(std::uint32_t i) const {
+    // Hands the i-th item to the others, if there is anything to do for it. `carried`: of outputs with windows, those
+    // whose start state is carried, and no others.
+    __device__ __forceinline__ bool find(std::uint32_t i, bool carried) const {
         const auto heads = static_cast<std::uint32_t>(call.problem.heads_v);
         const std::uint32_t tile = i % params.tiles, row = i / params.tiles;
         const std::int64_t number = row / heads;
         const Segment segment = segment_of(call, params.table, number);
         if (segment.n < 0) return false;
         using Walk = ForwardWalk<Config, kMode>;
-        const StatePlace place =
+        StatePlace place =
             Walk::place_of(params, segment, number, static_cast<std::int32_t>(row % heads), static_cast<int>(tile));
-        const bool walks = Walk::walks(place);
+        bool walks = Walk::walks(place);
         if (!walks && !kOutputs) return false;
+        if (params.states.windows) {
+            const std::int32_t* window = params.states.windows + row;
+            place.warm = segment.index > 0 ? max(*window, 0) : 0;
+            const bool whole_past = segment.index > 0 && place.warm == 0;
+            if constexpr (kOutputs) {
+                if (whole_past != carried) return false;
+            } else {
+                // Nobody asks for the end, or for the transition of a segment whose past is forgotten.
+                if (place.transition && !whole_past) return false;
+                walks = window[heads] == kWholePast;
+                if (!walks && !Walk::start_is_kept(call, place)) return false;
+            }
+        }
         shared.item_empty[turn_.stage()].wait(turn_.round() ^ 1);
         if (lane() == 0) {
             ForwardItem& item = shared.items[turn_.stage()];
             item.place = place;
-            item.chunks = walks ? segment.chunks : 0;
-            item.tokens = Walk::tokens_of(place, params.table.chunk);
+            item.chunks = walks ? segment.chunks + place.warm : 0;
+            item.tokens = Walk::tokens_of(place, params.table.chunk) + place.warm * kChunk;
             item.columns = call.problem.dim_v - place.v0;
             shared.item_full[turn_.stage()].arrive();
         }
@@ -72,7 +98,7 @@ private:
     __device__ __forceinline__ void load(const ForwardItem& item) {
         const StatePlace& at = item.place;
         key_head_ = call.key_head(at.head);
-        token_ = at.span.begin + at.segment.first_token;
+        token_ = item.first_token();
         int tokens = item.tokens;
         const std::int32_t chunks = item.chunks;
 #pragma unroll 1

@@ -35,6 +35,7 @@ class ForwardWalk : public StateWalk<Config::kK, Config::kColumns, kMode, true, 
 
 public:
     using Base::place_of;
+    using Base::start_is_kept;
     using Base::tokens_of;
     using Base::walks;
 
@@ -108,12 +109,17 @@ private:
         Turn<Config::kTurns> chunk{kept().chunk};
         int stage = kept().stage;
         for (;;) {
-            // To the next checkpoint, if the segment has one before its end.
+            // To the next checkpoint, if the segment has one before its end; to its beginning, where nothing is stored.
             std::int32_t chunks = shared_.walk.item.chunks;
+            bool stores = kOutputs;
             if constexpr (kOutputs) {
                 const std::int32_t next = Base::next_checkpoint_;
                 const auto first = static_cast<std::int32_t>(at_.segment.first_token);
-                if (next >= 0) chunks = min(chunks, (next - first) / kChunk);
+                if (next >= 0) chunks = min(chunks, at_.warm + (next - first) / kChunk);
+                if (chunk.n - shared_.walk.first_chunk < static_cast<std::uint32_t>(at_.warm)) {
+                    chunks = at_.warm;
+                    stores = false;
+                }
                 kept().next_checkpoint = next;
             }
             kept().until = shared_.walk.first_chunk + chunks;
@@ -123,7 +129,7 @@ private:
                 const auto turn = static_cast<int>(chunk.stage());
                 shared_.triangles_full[turn].wait(chunk.round());
                 step<kVectors>(has_outputs, stage, chunk);
-                has_outputs = true;
+                has_outputs = stores;
                 __syncwarp();
                 if (lane() == 0) {
                     shared_.triangles_empty[turn].arrive();
@@ -135,7 +141,7 @@ private:
             if constexpr (kOutputs) Base::next_checkpoint_ = kept().next_checkpoint;
             __syncwarp();  // before another lane writes the next ones
             if (chunk.n == shared_.walk.first_chunk + shared_.walk.item.chunks) break;
-            keep_checkpoint();
+            if (stores) keep_checkpoint();
         }
         kept().chunk = chunk.n;
         kept().stage = stage;
