@@ -36,7 +36,7 @@ struct SegmentStates {
     float* starts = nullptr;
     float* ends = nullptr;  // [segments][Hv][V + K][K]
     // [segments][Hv] of the segments that are not the first of their sequence: how many chunks before it make its start
-    // state from zeros, or kWholePast (sm80/cuts). Null: kWholePast everywhere.
+    // state from zeros, or kWholePast (sm80/table). Null: kWholePast everywhere.
     std::int32_t* windows = nullptr;
 };
 

@@ -29,7 +29,19 @@ constexpr double kShares[] = {1.0, 0.875, 0.75, 0.5, 0.0};
 
 struct Mix {
     std::uint32_t longest, others, other_length;
+    std::uint32_t forgetful = 0, warm = 0;  // of the heads (SegmentCounts)
 };
+
+// Gates it may have, which are not known either: nothing is forgotten; most heads forget as those of trained models do;
+// all do at once.
+std::vector<Mix> with_gates(const Mix& mix, const SegmentCosts& costs) {
+    std::vector<Mix> all{mix};
+    if (costs.windows <= 0) return all;
+    const auto heads = static_cast<std::uint32_t>(costs.heads), most = static_cast<std::uint32_t>(costs.most_window);
+    all.push_back({mix.longest, mix.others, mix.other_length, heads - heads / 4, (heads - heads / 4) * most / 2});
+    all.push_back({mix.longest, mix.others, mix.other_length, heads, heads});
+    return all;
+}
 
 Mix mix_of(const Problem& p, std::int64_t chunks, double share) {
     if (p.sequences == 0) {
@@ -52,6 +64,8 @@ std::pair<SegmentChoice, float> best_of(const SegmentCosts& costs, const Mix& mi
         choice.segment_chunks = SegmentModel::segment_chunks(costs, mix.longest, candidate);
         SegmentCounts counts;
         counts.longest = mix.longest;
+        counts.forgetful = mix.forgetful;
+        counts.warm = mix.warm;
         counts.chunks = mix.longest + mix.others * mix.other_length;
         counts.add(1, mix.longest, static_cast<std::uint32_t>(choice.segment_chunks));
         counts.add(mix.others, mix.other_length, static_cast<std::uint32_t>(choice.segment_chunks));
@@ -102,7 +116,7 @@ SegmentPlan::SegmentPlan(const Problem& p, const PlanOptions& options, const Seg
     }
     std::vector<Mix> mixes;
     for (const double share : kShares) {
-        mixes.push_back(mix_of(p, whole, share));
+        for (const Mix& mix : with_gates(mix_of(p, whole, share), costs)) mixes.push_back(mix);
         if (!packed || p.sequences == 1) break;
     }
     if (packed) leave_out_rare_launches(costs, mixes, costs.most);
@@ -118,8 +132,8 @@ SegmentPlan::SegmentPlan(const Problem& p, const PlanOptions& options, const Seg
     if (packed && costs.least < costs.most && least < costs.most) least = std::max(1, least - least / 4);
     costs.least = least;
     split = whole > least;
-    on_device = packed && least < costs.most;
-    if (!packed) costs.most = least;
+    on_device = (packed || costs.windows > 0) && least < costs.most;
+    if (!on_device && !packed) costs.most = least;
     for (int walk = 0; walk < SegmentCosts::kWalks; ++walk) {
         for (int launch = 0; launch < SegmentCosts::kLaunches; ++launch) {
             if (!may(walk, launch)) costs.walks[walk][launch].step = 0;
@@ -130,7 +144,8 @@ SegmentPlan::SegmentPlan(const Problem& p, const PlanOptions& options, const Seg
 std::string SegmentPlan::explain() const {
     if (!split) return "sequences in one piece";
     const std::string least = std::to_string(costs.least);
-    return on_device ? "segments of " + least + " chunks or more, chosen on the GPU by the lengths"
+    return on_device ? "segments of " + least + " chunks or more, chosen on the GPU by the lengths" +
+                           (costs.windows > 0 ? " and gates" : "")
                      : "segments of " + least + " chunks";
 }
 
@@ -140,22 +155,29 @@ ChunkSetup::ChunkSetup(const Problem& p, std::int32_t device, const SegmentPlan&
       chunk_(sm80::chunk_tokens(p)),
       segment_chunks_(plan.costs.least),
       costs_(plan.costs),
-      packed_(p.sequences > 0),
+      windows_(plan.split && plan.costs.windows > 0),
+      tabled_(p.sequences > 0 || windows_),
       records_(records) {
     const std::int64_t longest = pieces(p.tokens, chunk_), n = sequences_of(p);
-    if (packed_) {
+    if (p.sequences > 0) {
         // A sequence has at most one chunk that is not full, and one segment.
         chunks_ = p.tokens / chunk_ + std::min(n, p.tokens);
         segments_ = (plan.split ? chunks_ / segment_chunks_ : 0) + n;
+    } else {
+        chunks_ = n * longest;
+        segments_ = n * std::max<std::int64_t>(1, pieces(longest, segment_chunks_));
+    }
+    if (tabled_) {
         const auto entries = static_cast<std::size_t>(n + 1);
         chunk_table_ = workspace.book<std::int32_t>("first chunk of each sequence", entries);
         segment_table_ = workspace.book<std::int32_t>("first segment of each sequence", entries);
         choice_ = workspace.book<SegmentChoice>("chunks of a segment", 1);
         taken_ =
             workspace.book<std::uint32_t>("segments that blocks have taken (launches)", SegmentCosts::kAllLaunches);
-    } else {
-        chunks_ = n * longest;
-        segments_ = n * std::max<std::int64_t>(1, pieces(longest, segment_chunks_));
+    }
+    if (windows_) {
+        window_table_ = workspace.book<std::int32_t>("chunks before a cut that its state needs (segments, Hv)",
+                                                     static_cast<std::size_t>(segments_ * p.heads_v));
     }
     if (!records) return;
     // A block may take its whole group, whose products it then computes once, or share it with others while
@@ -170,7 +192,7 @@ ChunkSetup::ChunkSetup(const Problem& p, std::int32_t device, const SegmentPlan&
 
 ChunkTable ChunkSetup::table(std::byte* workspace) const noexcept {
     ChunkTable table;
-    if (packed_) {
+    if (tabled_) {
         table.chunks = chunk_table_.in(workspace);
         table.segments = segment_table_.in(workspace);
         table.choice = choice_.in(workspace);
@@ -183,7 +205,7 @@ ChunkTable ChunkSetup::table(std::byte* workspace) const noexcept {
 ChunkTable ChunkSetup::table(std::byte* workspace, int walk, int launch) const noexcept {
     ChunkTable table = this->table(workspace);
     table.launch = SegmentCosts::bit(walk, launch);
-    if (packed_) table.taken = taken_.in(workspace) + SegmentCosts::kLaunches * walk + launch;
+    if (tabled_) table.taken = taken_.in(workspace) + SegmentCosts::kLaunches * walk + launch;
     return table;
 }
 
@@ -194,7 +216,7 @@ ChunkTable ChunkSetup::table(std::byte* workspace, int walk) const noexcept {
 }
 
 Status ChunkSetup::prepare(const char* function, const Inputs& in, std::byte* workspace, Stream stream) const noexcept {
-    if (packed_) {
+    if (tabled_) {
         const sm80::TableParams params{in,
                                        chunk_,
                                        costs_,
@@ -203,7 +225,8 @@ Status ChunkSetup::prepare(const char* function, const Inputs& in, std::byte* wo
                                        choice_.in(workspace),
                                        taken_.in(workspace),
                                        chunks_,
-                                       segments_};
+                                       segments_,
+                                       windows(workspace)};
         if (Status status = sm80::launch_table(function, params, device_, stream); !status.ok()) return status;
     }
     if (!records_) return {};

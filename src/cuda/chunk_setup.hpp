@@ -48,17 +48,24 @@ public:
     // For one of the launches of a walk, or for what needs any of them.
     ChunkTable table(std::byte* workspace, int walk, int launch) const noexcept;
     ChunkTable table(std::byte* workspace, int walk) const noexcept;
+    // SegmentStates::windows; null: every cut is carried.
+    std::int32_t* windows(std::byte* workspace) const noexcept {
+        return windows_ ? window_table_.in(workspace) : nullptr;
+    }
     // PreparedChunk [chunks][Hv]
     void* prepared(std::byte* workspace) const noexcept { return prepared_.in(workspace); }
-    // Launches the table kernel (packed calls) and, if there are records, the prepare kernel.
+    // Whether the table kernel says where chunks and segments lie.
+    bool tabled() const noexcept { return tabled_; }
+    // Launches the table kernel, if there is a table, and, if there are records, the prepare kernel.
     Status prepare(const char* function, const Inputs& in, std::byte* workspace, Stream stream) const noexcept;
 
 private:
     std::int32_t device_, chunk_, segment_chunks_ = 1, share_ = 1;
     SegmentCosts costs_;
     std::int64_t chunks_ = 0, segments_ = 0;
-    bool packed_, records_;
+    bool windows_, tabled_, records_;
     Booking<std::int32_t> chunk_table_, segment_table_;
+    Booking<std::int32_t> window_table_;
     Booking<SegmentChoice> choice_;
     Booking<std::uint32_t> taken_;
     Booking<std::byte> prepared_;

@@ -27,7 +27,7 @@ struct ChunkFamily {
     ChunkTimes outputs, ends, history;
     bool own_stages;  // the kernel knows how many chunks it holds, one block a multiprocessor
     bool records;     // it takes what the prepare kernel has made of chunks
-    bool windows;     // it begins segments before their cuts where the gates allow it (sm80/cuts)
+    bool windows;     // it begins segments before their cuts where the gates allow it (sm80/table)
     Status (*launch)(const char* function, const ChunkParams& params, int device, Stream stream) noexcept;
 };
 inline constexpr ChunkFamily kSm80Chunks{{2.75f, 4.7f, 4.0f, 1.0f},  // on one H200
@@ -39,6 +39,7 @@ inline constexpr ChunkFamily kSm90Chunks{
 // Forward alone: the kernel prepares chunks itself.
 inline constexpr ChunkFamily kSm90Forward{{0.0f, 0.0f, 2.6f, 8.0f}, {0.0f, 0.0f, 1.9f, 8.0f}, {}, true, false, true,
                                           &sm90::launch_forward};
+inline constexpr float kWindowsTime = 4.0f;
 inline constexpr float kCarryTime = 4.0f, kCarryStep = 2.3f;  // the launch of the ends is in the first
 
 inline const ChunkFamily& chunk_family(const Problem& p, const GpuInfo& gpu) {

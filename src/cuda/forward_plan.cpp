@@ -9,7 +9,7 @@
 #include "cuda/plans.hpp"
 #include "cuda/sm80/carry/params.hpp"
 #include "cuda/sm80/chunk/params.hpp"
-#include "cuda/sm80/cuts/params.hpp"
+#include "cuda/sm80/table/params.hpp"
 
 namespace flashqla::cuda {
 namespace {
@@ -37,6 +37,10 @@ struct ForwardShapes {
         costs.carry_step = kCarryStep;
         costs.heads = p.heads_v;
         costs.carry_share = sm80::carry_share(p, gpu.multiprocessors);
+        if (family.windows && sequences_of(p) <= sm80::kMostSequences) {
+            costs.windows = kWindowsTime;
+            costs.most_window = sm80::kMostWindow;
+        }
     }
 };
 
@@ -46,8 +50,7 @@ public:
         : device_(request.device.index),
           shapes_(request.problem, gpus().list[static_cast<std::size_t>(device_)]),
           segments_(request.problem, request.options, shapes_.costs),
-          setup_(request.problem, device_, segments_, shapes_.family.records, workspace_),
-          packed_(request.problem.sequences > 0) {
+          setup_(request.problem, device_, segments_, shapes_.family.records, workspace_) {
         const Problem& p = request.problem;
         rows_ = static_cast<std::uint32_t>(setup_.segments() * p.heads_v);
         zero_blocks_ = zero_blocks_of(p);
@@ -56,17 +59,13 @@ public:
             starts_ = workspace_.book<float>("states at the cuts (segments, Hv, V, K)", states * p.dim_v * p.dim_k);
             ends_ = workspace_.book<float>("ends and transitions (segments, Hv, V + K, K)",
                                            states * (p.dim_v + p.dim_k) * p.dim_k);
-            if (shapes_.family.windows)
-                windows_ =
-                    workspace_.book<std::int32_t>("chunks before a cut that its state needs (segments, Hv)", states);
         }
     }
 
     std::string explain() const override {
         std::string text = "chunks of " + std::to_string(setup_.chunk()) + " tokens on the matrix units, at most " +
                            std::to_string(setup_.chunks()) + " of them; ";
-        int launches = (packed_ ? 1 : 0) + (shapes_.family.records ? 1 : 0) + (segments_.split ? 1 : 0) +
-                       (segments_.split && shapes_.family.windows ? 1 : 0);
+        int launches = (setup_.tabled() ? 1 : 0) + (shapes_.family.records ? 1 : 0) + (segments_.split ? 1 : 0);
         const char* between = "";
         for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
             launches += segments_.may(kEnds, i) ? 1 : 0;
@@ -78,7 +77,7 @@ public:
         }
         text += "; " + segments_.explain();
         if (segments_.split) {
-            text += shapes_.family.windows
+            text += segments_.costs.windows > 0
                         ? ", their start states by a few chunks before the cut where the gates forget, else"
                         : ", their start states";
             text += " by transitions and an exact carry in fp32";
@@ -92,12 +91,7 @@ public:
         params.call = call;
         if (shapes_.family.records) params.from = setup_.prepared(workspace);
         if (segments_.split) {
-            params.states = {starts_.in(workspace), ends_.in(workspace)};
-            if (shapes_.family.windows) {
-                params.states.windows = windows_.in(workspace);
-                const sm80::CutsParams cuts{call, setup_.table(workspace, kEnds), params.states.windows, rows_};
-                if (Status status = sm80::launch_cuts(kFunction, cuts, device_, stream); !status.ok()) return status;
-            }
+            params.states = {starts_.in(workspace), ends_.in(workspace), setup_.windows(workspace)};
             params.mode = ChunkMode::ends;
             if (Status status = walk(params, kEnds, shapes_.ends, workspace, stream); !status.ok()) return status;
             const sm80::CarryParams carry{call, setup_.table(workspace, kEnds), params.states, {}, 0, 0};
@@ -119,10 +113,8 @@ private:
     ForwardShapes shapes_;
     SegmentPlan segments_;
     ChunkSetup setup_;
-    bool packed_;
     std::uint32_t rows_ = 0, zero_blocks_ = 0;  // segments and value heads
     Booking<float> starts_, ends_;
-    Booking<std::int32_t> windows_;
 };
 
 }  // namespace

@@ -28,6 +28,8 @@ struct SegmentCosts {
     WalkLaunch walks[kWalks][kLaunches];
     float carry = 0, carry_step = 0;   // once, and for each cut of the longest sequence
     float carry_share = 1;             // of all that can be carried at the same time, for a sequence
+    float windows = 0;                 // finding out which cuts need no carry, once; 0: all of them are carried
+    std::int32_t most_window = 0;      // chunks that may be walked through before a cut instead
     std::int32_t heads = 1;            // value heads
     std::int32_t least = 1, most = 1;  // chunks of a segment that may be chosen
 
@@ -42,6 +44,9 @@ struct SegmentCounts {
     std::uint32_t chunks = 0, longest = 0;  // of all sequences and of the longest, whatever is chosen
     // Segments, those of full length, those but the last of each sequence; sequences with more than one.
     std::uint32_t segments = 0, full = 0, cuts = 0, cut = 0;
+    // Heads whose cuts are not carried, by the gates, and the chunks before a cut that are walked through instead, of
+    // all of these heads together.
+    std::uint32_t forgetful = 0, warm = 0;
 
     FQLA_HOST_DEVICE void add(std::uint32_t sequences, std::uint32_t length, std::uint32_t segment_chunks) {
         const std::uint32_t complete = length / segment_chunks;
@@ -74,12 +79,19 @@ public:
     // How long everything takes that depends on the choice, and which launches it needs.
     FQLA_HOST_DEVICE static float time(const SegmentCosts& costs, const SegmentCounts& counts,
                                        std::int32_t segment_chunks, std::uint32_t& launches) {
-        float time = 0;
+        float time = 0, outputs = 0;
         launches = 0;
         const int walks = counts.cut > 0 ? SegmentCosts::kWalks : SegmentCosts::kOfAll;
+        // NOTE: on a device rolled, because code that runs once takes as long as its bytes take to come.
+#ifdef __CUDA_ARCH__
+#pragma unroll 1
+#endif
         for (int walk = 0; walk < walks; ++walk) {
             float least = 0;
             int best = -1;
+#ifdef __CUDA_ARCH__
+#pragma unroll 1
+#endif
             for (int launch = 0; launch < SegmentCosts::kLaunches; ++launch) {
                 const WalkLaunch& it = costs.walks[walk][launch];
                 if (it.step <= 0) continue;
@@ -89,12 +101,19 @@ public:
             }
             if (best < 0) continue;
             time += least;
+            if (walk == 0) outputs = least;
             launches |= SegmentCosts::bit(walk, best);
         }
         if (counts.cut == 0) return time;
         const float cuts = static_cast<float>((counts.longest - 1) / static_cast<std::uint32_t>(segment_chunks));
-        const float rounds = static_cast<float>(counts.cut) * costs.carry_share;
-        return time + costs.carry + costs.carry_step * cuts * (rounds > 1 ? rounds : 1);
+        const float carried = share_of_carried(costs, counts);
+        const float rounds = static_cast<float>(counts.cut) * costs.carry_share * carried;
+        if (costs.windows <= 0) return time + costs.carry + costs.carry_step * cuts * (rounds > 1 ? rounds : 1);
+        time += costs.windows + costs.carry;
+        // Outputs that wait for nothing are computed at the same time.
+        const float left =
+            carried > 0 ? costs.carry_step * cuts * (rounds > 1 ? rounds : 1) - outputs * (1 - carried) : 0;
+        return time + (left > 0 ? left : 0);
     }
 
     // A cut has to gain something for the launches that it takes.
@@ -102,6 +121,10 @@ public:
 
 private:
     static constexpr float kRounding = 1e-3f;
+
+    static FQLA_HOST_DEVICE float share_of_carried(const SegmentCosts& costs, const SegmentCounts& counts) {
+        return 1 - static_cast<float>(counts.forgetful) / static_cast<float>(costs.heads);
+    }
 
     static FQLA_HOST_DEVICE float rounds_of(float blocks, const WalkLaunch& it) {
         return ceilf(blocks * it.share - kRounding);
@@ -113,18 +136,23 @@ private:
                                               const SegmentCounts& counts, std::int32_t segment_chunks) {
         const float each = static_cast<float>(costs.heads) * static_cast<float>(it.blocks);
         const float blocks = static_cast<float>(counts.segments) * each * it.share;
-        const auto length = static_cast<float>(segment_chunks);
+        // NOTE: all segments are taken for as long as those of most sequences' middle.
+        const float warm = static_cast<float>(counts.cuts) * static_cast<float>(counts.warm);
+        const float longer =
+            counts.segments > 0 ? warm / (static_cast<float>(costs.heads) * static_cast<float>(counts.segments)) : 0;
+        const float length = static_cast<float>(segment_chunks) + longer;
         const auto longest = static_cast<float>(counts.longest);
         const float full_rounds = rounds_of(static_cast<float>(counts.full) * each, it);
         float chunks = full_rounds * length;
         if (blocks > full_rounds) {
             const auto shorter = static_cast<float>(counts.segments - counts.full);
-            const float rest = static_cast<float>(counts.chunks) - static_cast<float>(counts.full) * length;
+            const float rest = static_cast<float>(counts.chunks) -
+                               static_cast<float>(counts.full) * static_cast<float>(segment_chunks) + shorter * longer;
             const float over = blocks - full_rounds;
             chunks += (over > 2 ? over : ceilf(over - kRounding)) * rest / shorter;
         }
         if (chunks < length && chunks < longest) chunks = length < longest ? length : longest;
-        const float even = static_cast<float>(counts.chunks) * each * it.share;
+        const float even = (static_cast<float>(counts.chunks) * each + warm * static_cast<float>(it.blocks)) * it.share;
         if (even > chunks) chunks = even;
         return it.step * chunks + it.start * (blocks > 1 ? blocks : 1);
     }
@@ -132,7 +160,7 @@ private:
     // All of these have full length.
     static FQLA_HOST_DEVICE float time_of_cut(const SegmentCosts& costs, const WalkLaunch& it,
                                               const SegmentCounts& counts, std::int32_t segment_chunks) {
-        const float blocks = static_cast<float>(costs.heads) *
+        const float blocks = static_cast<float>(costs.heads) * share_of_carried(costs, counts) *
                              (static_cast<float>(counts.cuts) * static_cast<float>(it.blocks) -
                               static_cast<float>(counts.cut) * static_cast<float>(it.transition_blocks));
         return rounds_of(blocks, it) * (it.step * static_cast<float>(segment_chunks) + it.start);

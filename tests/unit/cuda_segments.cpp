@@ -85,5 +85,23 @@ TEST(CudaSegments, CutsArePaidFor) {
     EXPECT_FLOAT_EQ(time_of(costs_of(2), {100, 25}, 25), time_of(costs_of(2), {100}, 25));
 }
 
+TEST(CudaSegments, HeadsThatForgetNeedNoCarry) {
+    SegmentCosts costs = costs_of(2);
+    costs.windows = 1.0f;
+    costs.most_window = 12;
+    SegmentCounts counts = counts_of({100}, 25);
+    std::uint32_t launches = 0;
+    const auto time = [&] { return SegmentModel::time(costs, counts, 25, launches); };
+    const float carried = time();
+    EXPECT_FLOAT_EQ(carried, 25 * 3.0f + 25 * 2.0f + 1.0f + 10.0f + 3 * 2.0f);
+    // One of two heads walks two chunks before each cut: three quarters of the segments, half of the heads. The other's
+    // carry is done by then.
+    counts.forgetful = 1, counts.warm = 2;
+    EXPECT_FLOAT_EQ(time(), 25.75f * 3.0f + 25 * 2.0f + 1.0f + 10.0f);
+    counts.forgetful = 2, counts.warm = 4;
+    EXPECT_FLOAT_EQ(time(), 26.5f * 3.0f + 1.0f + 10.0f);
+    EXPECT_LT(time(), carried);
+}
+
 }  // namespace
 }  // namespace flashqla::cuda
