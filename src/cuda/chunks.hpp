@@ -20,6 +20,7 @@ FQLA_HOST_DEVICE constexpr std::int64_t pieces(std::int64_t length, std::int64_t
 struct SegmentChoice {
     std::int32_t segment_chunks = 1;  // chunks of a segment, the last one of a sequence may have fewer
     std::uint32_t launches = ~0u;     // which of the launches that may be needed are (SegmentCosts)
+    bool windows = false;             // cuts are looked at: those whose past is forgotten are not carried
 };
 
 struct ChunkTable {

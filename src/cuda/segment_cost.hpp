@@ -109,11 +109,11 @@ public:
         const float carried = share_of_carried(costs, counts);
         const float rounds = static_cast<float>(counts.cut) * costs.carry_share * carried;
         if (costs.windows <= 0) return time + costs.carry + costs.carry_step * cuts * (rounds > 1 ? rounds : 1);
-        time += costs.windows + costs.carry;
-        // Outputs that wait for nothing are computed at the same time.
-        const float left =
-            carried > 0 ? costs.carry_step * cuts * (rounds > 1 ? rounds : 1) - outputs * (1 - carried) : 0;
-        return time + (left > 0 ? left : 0);
+        time += costs.carry + (counts.forgetful > 0 ? costs.windows : 0);
+        // Outputs that wait for nothing are computed at the same time, where the carry leaves room.
+        const float carry = carried > 0 ? costs.carry_step * cuts * (rounds > 1 ? rounds : 1) : 0;
+        const float left = carry - outputs * (1 - carried), place = carry * (rounds < 1 ? rounds : 1);
+        return time + (left > place ? left : place);
     }
 
     // A cut has to gain something for the launches that it takes.

@@ -57,7 +57,8 @@ public:
           V_(params.in.problem.dim_v),
           heads_(params.in.problem.heads_v),
           head_(head),
-          v0_(v0) {}
+          v0_(v0),
+          windows_(params.states.windows && choice_of(params.table).windows) {}
 
     // `first` and `count`: the sequence's segments.
     __device__ __forceinline__ void run(std::int32_t first, std::int32_t count) {
@@ -69,7 +70,7 @@ public:
         for (std::int32_t step = 0; step + 1 < count; ++step, segment += kWay) {
             constexpr int kFlags = 16;
             const int flag = step % kFlags;
-            if (!kBack && params_.states.windows && flag == 0) carried = carried_from(segment + 1, count - step - 1);
+            if (!kBack && windows_ && flag == 0) carried = carried_from(segment + 1, count - step - 1);
             if (!(carried >> flag & 1)) {
                 chained = false;
                 continue;
@@ -236,6 +237,7 @@ private:
     CarryShared<Config>& shared_;
     const int K_, V_;
     const int heads_, head_, v0_;
+    const bool windows_;
 };
 
 // NOTE: no more blocks than there is room for: mostly few sequences are cut, or none, and then it is blocks without

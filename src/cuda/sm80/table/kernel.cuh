@@ -30,37 +30,58 @@ struct TableShared {
 // What the gates at some tokens, evenly spread, say of the others: how many chunks each head would need before a cut.
 // Only the choice rests on it; what a cut needs is found out where it is made (windows.cuh).
 //
-// A lane has a token, a warp some heads at a time, all of whose loads go out together.
-__device__ __forceinline__ void guess_windows(const TableParams& params, TableShared& shared) {
-    constexpr int kWarps = kTableThreads / 32, kAtOnce = 2;
-    const Inputs& in = params.in;
-    if (!params.windows || !in.g) return;
-    const std::int64_t used = clamped_used_tokens(in);
-    if (used == 0) return;
-    const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-    const std::int64_t t = used * (2 * lane + 1) / 64;
+// A lane has a token, a warp some heads at a time. NOTE: tokens past the last sequence may hold anything; they are
+// asked for all the same, so that no load waits for another.
+class GuessedWindows {
+    static constexpr int kWarps = kTableThreads / 32, kAtOnce = 2;
+
+public:
+    __device__ __forceinline__ explicit GuessedWindows(const TableParams& params)
+        : params_(params), token_(params.in.problem.tokens * (2 * (threadIdx.x % 32) + 1) / 64) {
+        if (asked()) load(threadIdx.x / 32);
+    }
+
+    // Adds the windows of all heads; `used` tokens are those of sequences.
+    __device__ __forceinline__ void add_to(TableShared& shared, std::int64_t used) {
+        if (!asked()) return;
+        const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
+        const bool counts = token_ < used;
+        const auto samples = static_cast<float>(__popc(__ballot_sync(kFullWarp, counts)));
 #pragma unroll 1
-    for (std::int32_t first = warp; first < in.problem.heads_v; first += kAtOnce * kWarps) {
-        std::uint32_t bits[kAtOnce];
+        for (std::int32_t first = warp; first < params_.in.problem.heads_v; first += kAtOnce * kWarps) {
+            if (first != warp) load(first);
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const std::int32_t head = min(first + i * kWarps, in.problem.heads_v - 1);
-            bits[i] = load_bits(in.g.data, in.g.dtype, in.g.offset(0, t, head));
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const std::int32_t head = first + i * kWarps;
-            if (head >= in.problem.heads_v) break;
-            const HeadGate gate(in, head);
-            const float chunk = warp_sum(gate.log_decay(in, bits[i])) / 32 * static_cast<float>(params.chunk);
-            const float window = chunk < 0 ? ceilf(kForgotten / chunk) : 0.0f;
-            if (lane == 0 && window > 0 && window <= static_cast<float>(params.costs.most_window)) {
-                atomicAdd(&shared.forgetful, 1u);
-                atomicAdd(&shared.warm, static_cast<std::uint32_t>(window));
+            for (int i = 0; i < kAtOnce; ++i) {
+                const std::int32_t head = first + i * kWarps;
+                if (head >= params_.in.problem.heads_v) break;
+                const float g = counts ? HeadGate(params_.in, head).log_decay(params_.in, bits_[i]) : 0.0f;
+                const float chunk = warp_sum(g) / samples * static_cast<float>(params_.chunk);
+                const float window = chunk < 0 ? ceilf(kForgotten / chunk) : 0.0f;
+                if (threadIdx.x % 32 == 0 && window > 0 && window <= static_cast<float>(params_.costs.most_window)) {
+                    atomicAdd(&shared.forgetful, 1u);
+                    atomicAdd(&shared.warm, static_cast<std::uint32_t>(window));
+                }
             }
         }
     }
-}
+
+private:
+    __device__ __forceinline__ bool asked() const {
+        return params_.windows && params_.in.g && params_.in.problem.tokens > 0;
+    }
+    __device__ __forceinline__ void load(std::int32_t first) {
+        const Inputs& in = params_.in;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const std::int32_t head = min(first + i * kWarps, in.problem.heads_v - 1);
+            bits_[i] = load_bits(in.g.data, in.g.dtype, in.g.offset(0, token_, head));
+        }
+    }
+
+    const TableParams& params_;
+    const std::int64_t token_;
+    std::uint32_t bits_[kAtOnce] = {};
+};
 
 // Stores the sums of all numbers before each; they are of(n). NOTE: offsets that decrease make sequences overlap, and
 // then there can be more chunks than tokens allow. Those beyond the bound are left out: they have no place in the
@@ -115,6 +136,15 @@ __device__ __forceinline__ void choose(const TableParams& params, TableShared& s
         SegmentChoice choice;
         choice.segment_chunks = SegmentModel::segment_chunks(costs, longest, lane);
         float time = SegmentModel::time(costs, shared.counts[lane], choice.segment_chunks, choice.launches);
+        // Where multiprocessors would be idle, carrying may be done sooner than walking through chunks before the cut.
+        if (shared.forgetful > 0) {
+            SegmentCounts carried = shared.counts[lane];
+            carried.forgetful = carried.warm = 0;
+            std::uint32_t launches;
+            const float other = SegmentModel::time(costs, carried, choice.segment_chunks, launches);
+            choice.windows = time < other;
+            if (!choice.windows) time = other, choice.launches = launches;
+        }
         if (lane == 0) time *= SegmentModel::kGain;
         unsigned best = lane;
 #pragma unroll
@@ -151,7 +181,7 @@ __device__ __forceinline__ void store_windows(const TableParams& params, TableSh
     }
 }
 
-__global__ void __launch_bounds__(kTableThreads) table_kernel(const __grid_constant__ TableParams params) {
+__global__ void __launch_bounds__(kTableThreads, 1) table_kernel(const __grid_constant__ TableParams params) {
     auto& shared = shared_block<TableShared>();
     static_assert(SegmentModel::kCandidates == 32);
     if (threadIdx.x == 0) shared.forgetful = shared.warm = 0;
@@ -160,7 +190,8 @@ __global__ void __launch_bounds__(kTableThreads) table_kernel(const __grid_const
     const bool writes = blockIdx.x == 0;
     if (writes && threadIdx.x < SegmentCosts::kAllLaunches) params.taken[threadIdx.x] = 0;
     __syncthreads();
-    guess_windows(params, shared);
+    GuessedWindows guessed(params);
+    const std::int64_t used = clamped_used_tokens(params.in);
     std::uint32_t longest = 0, chunks = 0;
     each_sum(
         shared, params.in.count, params.most_chunks,
@@ -178,6 +209,8 @@ __global__ void __launch_bounds__(kTableThreads) table_kernel(const __grid_const
             if (n == params.in.count) shared.counts[0].chunks = static_cast<std::uint32_t>(sum);
         });
     chunks = shared.counts[0].chunks;
+    guessed.add_to(shared, used);
+    __syncthreads();
 #pragma unroll
     for (int bit = 1; bit < 32; bit *= 2) longest = max(longest, __shfl_xor_sync(kFullWarp, longest, bit));
     if (threadIdx.x % 32 == 0) shared.longest[threadIdx.x / 32] = longest;
@@ -196,7 +229,7 @@ __global__ void __launch_bounds__(kTableThreads) table_kernel(const __grid_const
             if (writes) params.segments[n] = sum;
             if (n <= kMostSequences) shared.segment[n] = sum;
         });
-    if (params.windows) store_windows(params, shared);
+    if (shared.choice.windows) store_windows(params, shared);
 }
 
 }  // namespace flashqla::cuda::sm80

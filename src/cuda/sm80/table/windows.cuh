@@ -78,10 +78,11 @@ private:
         return kWholePast;
     }
 
-    // k.k of each token. So many lanes take a row, and four rows at a time.
+    // k.k of each token. So many lanes take a row, and eight rows at a time.
     __device__ __forceinline__ void look_at_keys(int chunks) {
-        constexpr int kLanes = 16, kRows = kTableThreads / kLanes, kAtOnce = 4;
+        constexpr int kLanes = 16, kRows = kTableThreads / kLanes, kAtOnce = 8;
         const int part = static_cast<int>(threadIdx.x) % kLanes, rows = chunks * kChunk;
+#pragma unroll 1
         for (int first = static_cast<int>(threadIdx.x) / kLanes; first < rows; first += kAtOnce * kRows) {
             float square[kAtOnce];
             squares_of(square, first, rows, part);
@@ -106,20 +107,26 @@ private:
             square[i] = 0.0f;
         }
         with_type(in_.problem.io, in_.k.data, [&]<class T>(T* data) {
-            bool fours = K % 4 == 0;
+            bool fours = K % 8 == 0;
 #pragma unroll
             for (int i = 0; i < kAtOnce; ++i) fours = fours && fours_are_aligned(data + at[i]);
             if (fours) {
-                for (int n = 4 * part; n < K; n += 4 * kLanes) {
-                    float x[kAtOnce][4];
+#pragma unroll 1
+                for (int n = 8 * part; n < K; n += 8 * kLanes) {
+                    Four<T> x[kAtOnce][2];
 #pragma unroll
-                    for (int i = 0; i < kAtOnce; ++i) load_four(data + at[i] + n, x[i]);
+                    for (int i = 0; i < 2 * kAtOnce; ++i) {
+                        x[i / 2][i % 2] = *reinterpret_cast<const Four<T>*>(data + at[i / 2] + n + i % 2 * 4);
+                    }
 #pragma unroll
-                    for (int i = 0; i < kAtOnce; ++i)
+                    for (int i = 0; i < 2 * kAtOnce; ++i)
 #pragma unroll
-                        for (const float e : x[i]) square[i] = fmaf(e, e, square[i]);
+                        for (const T& e : x[i / 2][i % 2].x) {
+                            square[i / 2] = fmaf(to_float(e), to_float(e), square[i / 2]);
+                        }
                 }
             } else {
+#pragma unroll 1
                 for (int n = part; n < K; n += kLanes)
 #pragma unroll
                     for (int i = 0; i < kAtOnce; ++i) {

@@ -36,12 +36,16 @@ template <class Config, ChunkMode kMode>
 __global__ void __launch_bounds__(Config::kThreads, 1) forward_kernel(const __grid_constant__ ForwardParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     auto& shared = aligned_shared_block<ForwardShared<Config>>();
-    shared.open(params.call);
-    // NOTE: with windows outputs wait later, for what is carried: all that is before the carry has ended when that
-    // lets this kernel start.
-    if (kMode != ChunkMode::outputs || !params.states.windows) {
+    if constexpr (kMode == ChunkMode::outputs) {
+        shared.open(params.call);
+        // NOTE: with windows the loader waits, later, for what is carried: all that is before the carry has ended when
+        // that lets this kernel start.
+        if (!params.states.windows) wait_for_earlier_grids();
+    } else {
         wait_for_earlier_grids();
         let_next_grid_start();
+        if (!is_needed(params.table)) return;
+        shared.open(params.call);
     }
     run_roles<Config, kMode>(params, shared);
 #endif

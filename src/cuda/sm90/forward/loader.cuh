@@ -26,8 +26,9 @@ public:
         const std::int64_t segments = segments_end(call, params.table, params.segment_blocks / each);
         const std::uint32_t items = static_cast<std::uint32_t>(segments) * each;
         // What waits for the carry between segments comes last.
-        const std::uint32_t rounds = kOutputs && params.states.windows ? 2 : 1;
-        bool waits = rounds > 1;
+        windows_ = params.states.windows && choice_of(params.table).windows;
+        bool waits = kOutputs && params.states.windows;
+        const std::uint32_t rounds = waits && segments > call.count ? 2 : 1;
 #pragma unroll 1
         for (std::uint32_t i = blockIdx.x; i < rounds * items; i = next_number(i)) {
             const bool last = i >= items;
@@ -69,7 +70,9 @@ private:
             Walk::place_of(params, segment, number, static_cast<std::int32_t>(row % heads), static_cast<int>(tile));
         bool walks = Walk::walks(place);
         if (!walks && !kOutputs) return false;
-        if (params.states.windows) {
+        if (kOutputs && params.states.windows && !windows_) {
+            if ((segment.index > 0) != carried) return false;
+        } else if (windows_) {
             const std::int32_t* window = params.states.windows + row;
             place.warm = segment.index > 0 ? max(*window, 0) : 0;
             const bool whole_past = segment.index > 0 && place.warm == 0;
@@ -92,7 +95,24 @@ private:
             shared.item_full[turn_.stage()].arrive();
         }
         __syncwarp();
+        if (walks && segment.index == 0 && place.slots.read >= 0) ask_for_state(place);
         return true;
+    }
+
+    // The start state comes close, while the item before is walked through.
+    __device__ __forceinline__ void ask_for_state(const StatePlace& place) const {
+        const StateRef& state = call.initial_state;
+        const bool v_first = state.k == 1;  // rows of K
+        const int rows = v_first ? min(call.problem.dim_v - place.v0, Config::kColumns) : call.problem.dim_k;
+        const int columns = v_first ? call.problem.dim_k : min(call.problem.dim_v - place.v0, Config::kColumns);
+        const int bytes = state.dtype == DType::f32 ? 4 : 2;
+        const char* data = static_cast<const char*>(state.data) +
+                           (state.offset(place.slots.read, place.head) + place.v0 * state.v) * bytes;
+        const std::int64_t pitch = (v_first ? state.v : state.k) * bytes;
+#pragma unroll 1
+        for (int row = lane(); row < rows; row += 32) {
+            for (int at = 0; at < columns * bytes; at += 128) prefetch_to_cache(data + row * pitch + at);
+        }
     }
 
     __device__ __forceinline__ void load(const ForwardItem& item) {
@@ -195,6 +215,7 @@ private:
     Turn<Config::kItems> turn_;         // of items
     RingPlace<Config::kStages> place_;  // of rows
     std::uint32_t tail_round_ = 0;
+    bool windows_ = false;
     std::int64_t token_ = 0;  // of the next chunk to load
     int key_head_ = 0;
 };
