@@ -37,9 +37,9 @@ inline constexpr ChunkFamily kSm90Chunks{
     {1.75f, 0.0f, 2.8f, 1.5f}, {1.3f, 0.0f, 2.2f, 3.0f}, {1.6f, 0.0f, 2.9f, 2.0f}, true, true, false,
     &sm90::launch_chunks};
 // Forward alone: the kernel prepares chunks itself.
-inline constexpr ChunkFamily kSm90Forward{{0.0f, 0.0f, 2.55f, 13.0f}, {0.0f, 0.0f, 1.8f, 12.0f}, {}, true, false, true,
+inline constexpr ChunkFamily kSm90Forward{{0.0f, 0.0f, 2.5f, 14.0f}, {0.0f, 0.0f, 1.75f, 10.3f}, {}, true, false, true,
                                           &sm90::launch_forward};
-inline constexpr float kWindowsTime = 6.0f;
+inline constexpr float kWindowsTime = 10.0f, kForwardCarryStep = 2.9f;
 inline constexpr float kCarryTime = 4.0f, kCarryStep = 2.3f;  // the launch of the ends is in the first
 
 inline const ChunkFamily& chunk_family(const Problem& p, const GpuInfo& gpu) {

@@ -39,6 +39,7 @@ struct ForwardShapes {
         costs.carry_share = sm80::carry_share(p, gpu.multiprocessors);
         if (family.windows && sequences_of(p) <= sm80::kMostSequences) {
             costs.windows = kWindowsTime;
+            costs.carry_step = kForwardCarryStep;
             costs.most_window = sm80::kMostWindow;
         }
     }

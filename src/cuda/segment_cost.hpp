@@ -79,7 +79,7 @@ public:
     // How long everything takes that depends on the choice, and which launches it needs.
     FQLA_HOST_DEVICE static float time(const SegmentCosts& costs, const SegmentCounts& counts,
                                        std::int32_t segment_chunks, std::uint32_t& launches) {
-        float time = 0, outputs = 0;
+        float time = 0, outputs = 0, single = 0;
         launches = 0;
         const int walks = counts.cut > 0 ? SegmentCosts::kWalks : SegmentCosts::kOfAll;
         // NOTE: on a device rolled, because code that runs once takes as long as its bytes take to come.
@@ -101,19 +101,26 @@ public:
             }
             if (best < 0) continue;
             time += least;
-            if (walk == 0) outputs = least;
+            if (walk == 0) {
+                outputs = least;
+                single = costs.walks[0][best].step * static_cast<float>(segment_chunks) + costs.walks[0][best].start;
+            }
             launches |= SegmentCosts::bit(walk, best);
         }
         if (counts.cut == 0) return time;
         const float cuts = static_cast<float>((counts.longest - 1) / static_cast<std::uint32_t>(segment_chunks));
         const float carried = share_of_carried(costs, counts);
         const float rounds = static_cast<float>(counts.cut) * costs.carry_share * carried;
-        if (costs.windows <= 0) return time + costs.carry + costs.carry_step * cuts * (rounds > 1 ? rounds : 1);
-        time += costs.carry + (counts.forgetful > 0 ? costs.windows : 0);
-        // Outputs that wait for nothing are computed at the same time, where the carry leaves room.
-        const float carry = carried > 0 ? costs.carry_step * cuts * (rounds > 1 ? rounds : 1) : 0;
-        const float left = carry - outputs * (1 - carried), place = carry * (rounds < 1 ? rounds : 1);
-        return time + (left > place ? left : place);
+        const float carry = costs.carry_step * cuts * (rounds > 1 ? rounds : 1);
+        time += costs.carry;
+        if (counts.forgetful == 0) return time + carry;
+        time += costs.windows;
+        if (carried <= 0) return time;
+        // Outputs of the other heads are computed at the same time, where the carry leaves room; those that wait for it
+        // come behind it.
+        const float last = carried * outputs > single ? carried * outputs : single;
+        const float beside = outputs + carry * (rounds < 1 ? rounds : 1), behind = carry + last;
+        return time - outputs + (beside > behind ? beside : behind);
     }
 
     // A cut has to gain something for the launches that it takes.
