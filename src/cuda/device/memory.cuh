@@ -21,13 +21,6 @@ __device__ __forceinline__ int only_here(int x) {
     return x;
 }
 
-// Brings the bytes around an address to the second level cache.
-__device__ __forceinline__ void prefetch_to_cache([[maybe_unused]] const void* p) {
-#ifdef __CUDA_ARCH__
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-#endif
-}
-
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }

@@ -1,5 +1,5 @@
 // A thread has a sequence at a time for the sums; for the choice a warp has a candidate at a time, and a lane of the
-// first warp prices one. Then the blocks share the cuts. All blocks do the same until then, which takes no longer than
+// first two warps prices one. Then the blocks share the cuts. All blocks do the same until then, which takes no longer than
 // one block alone, and the first one writes.
 #pragma once
 
@@ -14,6 +14,12 @@
 
 namespace flashqla::cuda::sm80 {
 
+// A candidate: what it takes, and the launches that it needs.
+struct Priced {
+    float time;
+    std::uint32_t launches;
+};
+
 struct TableShared {
     typename cub::BlockScan<std::int64_t, kTableThreads>::TempStorage scan;
     std::uint32_t longest[kTableThreads / 32];
@@ -22,6 +28,7 @@ struct TableShared {
     std::int64_t begin[kMostSequences];
     std::int32_t segment[kMostSequences + 1];
     SegmentCounts counts[SegmentModel::kCandidates];
+    Priced priced[2][SegmentModel::kCandidates];  // with windows, all carried
     SegmentChoice choice;
     std::uint32_t forgetful, warm;  // as in SegmentCounts
     WindowShared window;
@@ -132,20 +139,23 @@ __device__ __forceinline__ void choose(const TableParams& params, TableShared& s
         if (lane == 0) shared.counts[candidate] = counts;
     }
     __syncthreads();
+    // NOTE: where multiprocessors would be idle, carrying may be done sooner than walking through chunks before the
+    // cut.
+    if (warp < 2) {
+        SegmentCounts counts = shared.counts[lane];
+        if (warp == 1) counts.forgetful = counts.warm = 0;
+        Priced& priced = shared.priced[warp][lane];
+        priced.time =
+            SegmentModel::time(costs, counts, SegmentModel::segment_chunks(costs, longest, lane), priced.launches);
+    }
+    __syncthreads();
     if (warp == 0) {
         SegmentChoice choice;
         choice.segment_chunks = SegmentModel::segment_chunks(costs, longest, lane);
-        float time = SegmentModel::time(costs, shared.counts[lane], choice.segment_chunks, choice.launches);
-        // Where multiprocessors would be idle, carrying may be done sooner than walking through chunks before the cut.
-        if (shared.forgetful > 0) {
-            SegmentCounts carried = shared.counts[lane];
-            carried.forgetful = carried.warm = 0;
-            std::uint32_t launches;
-            const float other = SegmentModel::time(costs, carried, choice.segment_chunks, launches);
-            choice.windows = time < other;
-            if (!choice.windows) time = other, choice.launches = launches;
-        }
-        if (lane == 0) time *= SegmentModel::kGain;
+        choice.windows = shared.priced[0][lane].time < shared.priced[1][lane].time;
+        const Priced& priced = shared.priced[choice.windows ? 0 : 1][lane];
+        choice.launches = priced.launches;
+        float time = lane == 0 ? priced.time * SegmentModel::kGain : priced.time;
         unsigned best = lane;
 #pragma unroll
         for (int bit = 1; bit < 32; bit *= 2) {

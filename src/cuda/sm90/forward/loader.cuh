@@ -95,24 +95,7 @@ private:
             shared.item_full[turn_.stage()].arrive();
         }
         __syncwarp();
-        if (walks && segment.index == 0 && place.slots.read >= 0) ask_for_state(place);
         return true;
-    }
-
-    // The start state comes close, while the item before is walked through.
-    __device__ __forceinline__ void ask_for_state(const StatePlace& place) const {
-        const StateRef& state = call.initial_state;
-        const bool v_first = state.k == 1;  // rows of K
-        const int rows = v_first ? min(call.problem.dim_v - place.v0, Config::kColumns) : call.problem.dim_k;
-        const int columns = v_first ? call.problem.dim_k : min(call.problem.dim_v - place.v0, Config::kColumns);
-        const int bytes = state.dtype == DType::f32 ? 4 : 2;
-        const char* data = static_cast<const char*>(state.data) +
-                           (state.offset(place.slots.read, place.head) + place.v0 * state.v) * bytes;
-        const std::int64_t pitch = (v_first ? state.v : state.k) * bytes;
-#pragma unroll 1
-        for (int row = lane(); row < rows; row += 32) {
-            for (int at = 0; at < columns * bytes; at += 128) prefetch_to_cache(data + row * pitch + at);
-        }
     }
 
     __device__ __forceinline__ void load(const ForwardItem& item) {
