@@ -72,8 +72,10 @@ public:
             launches += segments_.may(kEnds, i) ? 1 : 0;
             if (!segments_.may(kOutputs, i)) continue;
             ++launches;
-            text += between + std::to_string(rows_ * shapes_.outputs.launches[i].count()) +
-                    " blocks over (segment, value head, " + shapes_.outputs.explain(shapes_.family, i);
+            text +=
+                between + std::to_string(rows_ * shapes_.outputs.launches[i].count()) +
+                (shapes_.family.stays ? " items, taken by as many blocks as multiprocessors: (" : " blocks over (") +
+                "segment, value head, " + shapes_.outputs.explain(shapes_.family, i);
             between = ", or ";
         }
         text += "; " + segments_.explain();
