@@ -35,6 +35,14 @@ def check_tensors(function: str, names: tuple[str, ...], tensors: tuple[Any, ...
             raise TypeError(f"{function}: {name} is a {type(x).__name__}; it must be a torch tensor like the others")
 
 
+def check_devices(function: str, names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
+    """All tensors are where the first one is. NOTE: the operator would answer one on `meta` with shapes alone."""
+    device = tensors[0].device
+    for name, x in zip(names, tensors):
+        if x is not None and x.device != device:
+            raise ValueError(f"{function}: {name} is on {x.device}; it must be on {device} like {names[0]}")
+
+
 def common_io(function: str, q: Tensor, k: Tensor, v: Tensor, backend: str) -> torch.dtype:
     """The dtype that q, k and v are computed in: theirs, or float32 when they differ."""
     io = q.dtype
@@ -106,6 +114,7 @@ def forward(
     if not plain:
         check_tensors(function, NAMES, tensors)
         torch_ops.refuse_tangents(tensors)
+    check_devices(function, NAMES, tensors)
     q, k, v = tensors[0], tensors[1], tensors[2]
     backend = options.backend
     io = common_io(function, q, k, v, backend)
