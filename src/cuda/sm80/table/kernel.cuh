@@ -1,6 +1,6 @@
 // A thread has a sequence at a time for the sums; for the choice a warp has a candidate at a time, and a lane of the
-// first two warps prices one. Then the blocks share the cuts. All blocks do the same until then, which takes no longer than
-// one block alone, and the first one writes.
+// first two warps prices one. Then the blocks share the cuts. All blocks do the same until then, which takes no longer
+// than one block alone, and the first one writes.
 #pragma once
 
 #include <cub/block/block_scan.cuh>
