@@ -3,10 +3,10 @@
 
     python3 bench/fit_segments.py [--fit ROUNDS] [--plot FILE.png]
 
-Reads bench/results/h200_segments.jsonl (`flashqla bench --json` of cases of one sequence with `split=`), asks the plan's
-own model (src/cuda/segment_cost.hpp, compiled here through bench/segment_times.cpp) what each cut takes, and prints
-measured and predicted times, the choice of the model beside the best cut, and the root mean square of the logarithms'
-difference over cuts into four segments or more. Without --fit the constants are those of
+Reads bench/results/h200_segments.jsonl (`flashqla bench --json` of cases of one sequence with `split=`), asks the
+plan's own model (src/cuda/segment_cost.hpp, compiled here through bench/segment_times.cpp) what each cut takes, and
+prints measured and predicted times, the choice of the model beside the best cut, and the root mean square of the
+logarithms' difference over cuts into four segments or more. Without --fit the constants are those of
 src/cuda/chunk_walk.hpp:kSm90Forward; with it they are moved at random, ROUNDS times, and kept when that is closer.
 What every call takes besides, whatever the cut, is one more number, fitted in both ways. Needs a C++ compiler, and
 matplotlib for the plot.
@@ -64,6 +64,14 @@ def read_cuts(path):
             question = (heads, chunks, forgetful, forgetful * WINDOW.get(gates, 0), -(-chunks // int(split)))
             cuts.append({"name": name, "split": int(split), "question": question, "us": 1e3 * record["ms"]})
     return cuts
+
+
+def compile_model(folder, compiler):
+    program = os.path.join(folder, "segment_times")
+    source, include = os.path.join(ROOT, "bench", "segment_times.cpp"), os.path.join(ROOT, "src")
+    command = [compiler, "-std=c++20", "-O1", "-I", include, "-I", os.path.join(ROOT, "include")]
+    subprocess.run([*command, source, "-o", program], check=True)
+    return program
 
 
 def predict(program, constants, cuts):
@@ -135,10 +143,7 @@ def main():
 
     cuts = read_cuts(options.cuts)
     with tempfile.TemporaryDirectory() as folder:
-        program = os.path.join(folder, "segment_times")
-        source, include = os.path.join(ROOT, "bench", "segment_times.cpp"), os.path.join(ROOT, "src")
-        command = [options.compiler, "-std=c++20", "-O1", "-I", include, "-I", os.path.join(ROOT, "include")]
-        subprocess.run([*command, source, "-o", program], check=True)
+        program = compile_model(folder, options.compiler)
         constants = constants_of_plan()
         if options.fit:
             constants = fit(program, constants, cuts, options.fit)
