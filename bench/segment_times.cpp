@@ -1,6 +1,6 @@
-// What the segments' model says of forced cuts, for bench/fit_segments.py: a line in, a line out. In: the seven constants
-// and heads, chunks of the sequence, heads that forget, their chunks before a cut together, chunks of a segment. One
-// sequence, K = V = 128, blocks of 128 columns on an H200.
+// What the segments' model says of forced cuts, for bench/fit_segments.py: a line in, a line out. In: the seven
+// constants and heads, chunks of the sequence, heads that forget, their chunks before a cut together, chunks of a
+// segment. One sequence, K = V = 128, blocks of 128 columns on an H200.
 #include <cstdint>
 #include <iostream>
 
