@@ -90,7 +90,7 @@ public:
             task.strip_end = std::min(strips_, task.strip_begin + shape_.slice_strips);
             task.checkpoint_row = rows ? rows[n] : 0;
             task.to = task.last ? StateEnd::call : StateEnd::zeros;
-            if (segment > 0) {
+            if (!part_of.last || segment > 0) {
                 task.from = StateEnd::carry;
                 task.carry_in = split_.start(call, workspace, n, segment);
             }

@@ -21,15 +21,18 @@ void copy_state(const ForwardCall& call, std::int64_t row, std::int64_t head, fl
 
 TimeSplit::TimeSplit(const Kernels& kernels, const Problem& p, const Shape& shape, std::int32_t blocks,
                      std::int32_t segments, bool backward, WorkspaceLayout& workspace)
-    : kernels_(&kernels), shape_(shape), blocks_(blocks), segments_(segments) {
+    : kernels_(&kernels), shape_(shape), blocks_(blocks), segments_(segments), backward_(backward) {
     if (segments_ <= 1) return;
     shape_.slice_strips = std::max(kernels_->strips(p.dim_k), kernels_->strips(p.dim_v));
     scratch_bytes_ = std::max(kernels_->forward_scratch(shape_), std::size_t(p.dim_k) * p.dim_v * sizeof(float));
     const auto K = std::size_t(p.dim_k), V = std::size_t(p.dim_v), H = std::size_t(p.heads_v);
-    const std::size_t cuts = std::size_t(p.sequences > 0 ? p.sequences : p.batch) * std::size_t(segments_ - 1);
+    const auto sequences = std::size_t(p.sequences > 0 ? p.sequences : p.batch);
+    const std::size_t cuts = sequences * std::size_t(segments_ - 1);
     star_ = workspace.book<float>("end states from zero [N,segments-1,Hv,K,V]", cuts * H * K * V);
     transition_ = workspace.book<float>("transitions [N,segments-1,Hv,K,K]", cuts * H * K * K);
     carry_ = workspace.book<float>("segment start states [N,segments-1,Hv,K,V]", cuts * H * K * V);
+    if (!backward)
+        initial_ = workspace.book<float>("states before the first segment [N,Hv,K,V]", sequences * H * K * V);
     if (backward) adjoint_ = workspace.book<float>("segment end adjoints [N,segments-1,Hv,K,V]", cuts * H * K * V);
 }
 
@@ -75,12 +78,13 @@ void TimeSplit::carry(const ForwardCall& call, std::byte* workspace, std::int32_
     });
 }
 
-void TimeSplit::join(const ForwardCall& call, std::byte* workspace, std::int64_t n, std::int64_t head, float* initial,
+void TimeSplit::join(const ForwardCall& call, std::byte* workspace, std::int64_t n, std::int64_t head, float* scratch,
                      std::int64_t least) const {
     const Problem& p = call.problem;
     const Slots slots = slots_of(call, n);
     if (slots.padding || span_of(call, n).length < least) return;
     const std::int64_t kv = std::int64_t(p.dim_k) * p.dim_v, kk = std::int64_t(p.dim_k) * p.dim_k;
+    float* initial = backward_ ? scratch : start(call, workspace, n, 0) + head * kv;
     copy_state(call, slots.read, head, initial);
     const float* before = initial;
     for (std::int64_t index = 0; index + 1 < segments_ && !segment(call, n, index).last; ++index) {

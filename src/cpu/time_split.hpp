@@ -45,11 +45,14 @@ public:
     // Boundaries depend on the sequence's own length alone and lie on multiples of kChunk. Later segments may be empty.
     Segment segment(const Inputs& in, std::int64_t n, std::int64_t index) const;
 
-    // Fills the start states of all segments but the first. Sequences below `least` tokens are left out.
+    // Fills the start states of all segments; of first ones only in the forward pass, where the final state may take
+    // the place of the initial one, and then be stored before the first segment has read. Sequences below `least`
+    // tokens are left out.
     void carry(const ForwardCall& call, std::byte* workspace, std::int32_t threads, std::byte* scratch,
                std::size_t scratch_stride, std::int64_t least) const;
-    // [Hv,K,V] state that segment `index` > 0 starts from.
+    // [Hv,K,V] state that segment `index` starts from, where the sequence is cut.
     float* start(const Inputs& in, std::byte* workspace, std::int64_t n, std::int64_t index) const {
+        if (index == 0) return initial_.in(workspace) + n * state_floats(in);
         return carry_.in(workspace) + cut(n, index - 1) * state_floats(in);
     }
 
@@ -68,14 +71,15 @@ private:
     static std::int64_t transition_floats(const Inputs& in) {
         return std::int64_t(in.problem.heads_v) * in.problem.dim_k * in.problem.dim_k;
     }
-    void join(const ForwardCall& call, std::byte* workspace, std::int64_t n, std::int64_t head, float* initial,
+    void join(const ForwardCall& call, std::byte* workspace, std::int64_t n, std::int64_t head, float* scratch,
               std::int64_t least) const;
 
     const Kernels* kernels_ = nullptr;
     Shape shape_;
     std::int32_t blocks_ = 1, segments_ = 1;
     std::size_t scratch_bytes_ = 0;
-    Booking<float> star_, transition_, carry_, adjoint_;
+    bool backward_ = false;
+    Booking<float> star_, transition_, carry_, initial_, adjoint_;
 };
 
 }  // namespace flashqla::cpu
