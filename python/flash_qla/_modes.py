@@ -33,13 +33,14 @@ OUTPUT_FINAL_STATE = 1 << 16
 """The caller wants the final state."""
 
 
-def rule(gate: bool, gate_raw: bool, beta_logit: bool, beta_twice: bool, l2norm: bool) -> int:
-    """The bits of the rule itself; `gate` says whether there is one."""
+def rule(gate: bool, gate_raw: bool, beta_logit: bool, beta_twice: bool, l2norm: bool, state_v_first: bool) -> int:
+    """The bits of the rule and of how states lie; `gate` says whether there is one."""
     return (
         (GATE_RAW if gate_raw else GATE_LOG if gate else GATE_NONE)
         | (BETA_LOGIT if beta_logit else 0)
         | (BETA_TWICE if beta_twice else 0)
         | (L2NORM if l2norm else 0)
+        | (STATE_V_FIRST if state_v_first else 0)
     )
 
 

@@ -192,13 +192,14 @@ def chunk_gated_delta_rule(
     name = "chunk_gated_delta_rule"
     if transpose_state_layout is not None:
         state_v_first = _state_v_first(state_v_first, transpose_state_layout)
-    modes = (
-        _modes.rule(
-            g is not None, use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, use_qk_l2norm_in_kernel
-        )
-        | (_modes.STATE_V_FIRST if state_v_first else 0)
-        | (_modes.OUTPUT_FINAL_STATE if output_final_state else 0)
-    )
+    modes = _modes.rule(
+        g is not None,
+        use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        use_qk_l2norm_in_kernel,
+        state_v_first,
+    ) | (_modes.OUTPUT_FINAL_STATE if output_final_state else 0)
     if not use_gate_in_kernel:
         A_log = dt_bias = None
     tensors = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state)
@@ -289,13 +290,14 @@ def fused_recurrent_gated_delta_rule(
     name = "fused_recurrent_gated_delta_rule"
     if transpose_state_layout is not None:
         state_v_first = _state_v_first(state_v_first, transpose_state_layout)
-    modes = (
-        _modes.rule(
-            g is not None, use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, use_qk_l2norm_in_kernel
-        )
-        | (_modes.STATE_V_FIRST if state_v_first else 0)
-        | (_modes.OUTPUT_FINAL_STATE if output_final_state else 0)
-    )
+    modes = _modes.rule(
+        g is not None,
+        use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        use_qk_l2norm_in_kernel,
+        state_v_first,
+    ) | (_modes.OUTPUT_FINAL_STATE if output_final_state else 0)
     if not use_gate_in_kernel:
         A_log = dt_bias = None
     tensors = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state)

@@ -87,9 +87,13 @@ def plan(
         raise ValueError(f"plan: gate is {gate!r}; it must be 'none', 'log' or 'raw'")
     modes = (
         _modes.rule(
-            gate != "none", gate == "raw", use_beta_sigmoid_in_kernel, allow_neg_eigval, use_qk_l2norm_in_kernel
+            gate != "none",
+            gate == "raw",
+            use_beta_sigmoid_in_kernel,
+            allow_neg_eigval,
+            use_qk_l2norm_in_kernel,
+            state_v_first,
         )
-        | (_modes.STATE_V_FIRST if state_v_first else 0)
         | (_modes.FOR_BACKWARD if backward else 0)
         | options.modes
     )

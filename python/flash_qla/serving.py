@@ -47,9 +47,7 @@ def _modes_of(
         raise ValueError(f"{function}: allow_neg_eigval needs use_beta_sigmoid_in_kernel")
     if raw_gate and g is None:
         raise ValueError(f"{function}: use_gate_in_kernel needs g")
-    modes = _modes.rule(g is not None, raw_gate, sigmoid, twice, l2norm)
-    if state_v_first:
-        modes |= _modes.STATE_V_FIRST
+    modes = _modes.rule(g is not None, raw_gate, sigmoid, twice, l2norm, state_v_first)
     if pad_slots != "negative":
         modes |= _padding(function, pad_slots)
     if grouping != "interleaved":
