@@ -21,18 +21,17 @@ void copy_state(const ForwardCall& call, std::int64_t row, std::int64_t head, fl
 
 TimeSplit::TimeSplit(const Kernels& kernels, const Problem& p, const Shape& shape, std::int32_t blocks,
                      std::int32_t segments, bool backward, WorkspaceLayout& workspace)
-    : kernels_(&kernels), shape_(shape), blocks_(blocks), segments_(segments), backward_(backward) {
+    : kernels_(&kernels), shape_(shape), blocks_(blocks), segments_(segments) {
     if (segments_ <= 1) return;
     shape_.slice_strips = std::max(kernels_->strips(p.dim_k), kernels_->strips(p.dim_v));
-    scratch_bytes_ = std::max(kernels_->forward_scratch(shape_), std::size_t(p.dim_k) * p.dim_v * sizeof(float));
+    scratch_bytes_ = kernels_->forward_scratch(shape_);
     const auto K = std::size_t(p.dim_k), V = std::size_t(p.dim_v), H = std::size_t(p.heads_v);
     const auto sequences = std::size_t(p.sequences > 0 ? p.sequences : p.batch);
     const std::size_t cuts = sequences * std::size_t(segments_ - 1);
     star_ = workspace.book<float>("end states from zero [N,segments-1,Hv,K,V]", cuts * H * K * V);
     transition_ = workspace.book<float>("transitions [N,segments-1,Hv,K,K]", cuts * H * K * K);
     carry_ = workspace.book<float>("segment start states [N,segments-1,Hv,K,V]", cuts * H * K * V);
-    if (!backward)
-        initial_ = workspace.book<float>("states before the first segment [N,Hv,K,V]", sequences * H * K * V);
+    initial_ = workspace.book<float>("states before the first segment [N,Hv,K,V]", sequences * H * K * V);
     if (backward) adjoint_ = workspace.book<float>("segment end adjoints [N,segments-1,Hv,K,V]", cuts * H * K * V);
 }
 
@@ -72,21 +71,18 @@ void TimeSplit::carry(const ForwardCall& call, std::byte* workspace, std::int32_
                                     : star_.in(workspace) + cut(n, index) * state_floats(call);
         kernels_->forward(task, scratch + std::size_t(thread) * scratch_stride);
     });
-    parallel_for(call.count * p.heads_v, threads, [&](std::int64_t i, std::int32_t thread) {
-        join(call, workspace, i / p.heads_v, i % p.heads_v,
-             reinterpret_cast<float*>(scratch + std::size_t(thread) * scratch_stride), least);
-    });
+    parallel_for(call.count * p.heads_v, threads,
+                 [&](std::int64_t i, std::int32_t) { join(call, workspace, i / p.heads_v, i % p.heads_v, least); });
 }
 
-void TimeSplit::join(const ForwardCall& call, std::byte* workspace, std::int64_t n, std::int64_t head, float* scratch,
+void TimeSplit::join(const ForwardCall& call, std::byte* workspace, std::int64_t n, std::int64_t head,
                      std::int64_t least) const {
     const Problem& p = call.problem;
     const Slots slots = slots_of(call, n);
     if (slots.padding || span_of(call, n).length < least) return;
     const std::int64_t kv = std::int64_t(p.dim_k) * p.dim_v, kk = std::int64_t(p.dim_k) * p.dim_k;
-    float* initial = backward_ ? scratch : start(call, workspace, n, 0) + head * kv;
-    copy_state(call, slots.read, head, initial);
-    const float* before = initial;
+    float* before = start(call, workspace, n, 0) + head * kv;
+    copy_state(call, slots.read, head, before);
     for (std::int64_t index = 0; index + 1 < segments_ && !segment(call, n, index).last; ++index) {
         const std::int64_t at = cut(n, index);
         float* after = start(call, workspace, n, index + 1) + head * kv;

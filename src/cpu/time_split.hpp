@@ -45,9 +45,8 @@ public:
     // Boundaries depend on the sequence's own length alone and lie on multiples of kChunk. Later segments may be empty.
     Segment segment(const Inputs& in, std::int64_t n, std::int64_t index) const;
 
-    // Fills the start states of all segments; of first ones only in the forward pass, where the final state may take
-    // the place of the initial one, and then be stored before the first segment has read. Sequences below `least`
-    // tokens are left out.
+    // Fills the start states of all segments. NOTE: of first ones too, since the final state may take the place of the
+    // initial one and be stored before the first segment has read. Sequences below `least` tokens are left out.
     void carry(const ForwardCall& call, std::byte* workspace, std::int32_t threads, std::byte* scratch,
                std::size_t scratch_stride, std::int64_t least) const;
     // [Hv,K,V] state that segment `index` starts from, where the sequence is cut.
@@ -71,14 +70,13 @@ private:
     static std::int64_t transition_floats(const Inputs& in) {
         return std::int64_t(in.problem.heads_v) * in.problem.dim_k * in.problem.dim_k;
     }
-    void join(const ForwardCall& call, std::byte* workspace, std::int64_t n, std::int64_t head, float* scratch,
+    void join(const ForwardCall& call, std::byte* workspace, std::int64_t n, std::int64_t head,
               std::int64_t least) const;
 
     const Kernels* kernels_ = nullptr;
     Shape shape_;
     std::int32_t blocks_ = 1, segments_ = 1;
     std::size_t scratch_bytes_ = 0;
-    bool backward_ = false;
     Booking<float> star_, transition_, carry_, initial_, adjoint_;
 };
 
