@@ -107,7 +107,7 @@ public:
         : device_(request.device.index),
           shapes_(request.problem, gpu_of(device_), request.options),
           segments_(request.problem, request.options, shapes_.costs),
-          setup_(request.problem, device_, segments_, true, workspace_) {
+          setup_(request.problem, device_, segments_, false, workspace_) {
         const Problem& p = request.problem;
         const GpuInfo& gpu = gpu_of(device_);
         const auto shared = static_cast<std::size_t>(gpu.shared_bytes);
@@ -209,7 +209,7 @@ private:
     sm80::CarryParams carry(const BackwardCall& call, std::byte* workspace) const noexcept {
         return {call, setup_.table(workspace, kEnds), {starts_.in(workspace), ends_.in(workspace)}, {}, 0, 0};
     }
-    sm80::SegmentAdjoints segments(std::byte* workspace) const noexcept {
+    SegmentAdjoints segments(std::byte* workspace) const noexcept {
         return {adjoint_starts_.in(workspace), adjoint_ends_.in(workspace)};
     }
 

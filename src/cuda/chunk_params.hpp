@@ -26,6 +26,15 @@ Status with_mode(ChunkMode mode, F&& f) noexcept {
     }
 }
 
+// How far back the state at a cut depends on what came before.
+//
+// A token takes a state S to exp(g) (I - beta k k^T) S and adds to it, so that what S held keeps at most
+// exp(g) max(1, |1 - beta k.k|) of its norm. Where the product of that over the chunks before a cut is below
+// exp(kForgotten), the state there is what these chunks make of zeros, but for that share of the state that they do not
+// see. Keys need not be unit, nor beta below 2: whatever makes a state larger counts against the gates.
+inline constexpr float kForgotten = -20.8f;  // the logarithm of 2^-30
+// Chunks looked at. More would cost as much as the exact way, which takes a segment three times.
+inline constexpr int kMostWindow = 12;
 inline constexpr std::int32_t kWholePast = -1;
 
 // fp32, S^T or M^T row by row: [segments][Hv][rows][K]. A segment's end has dim_v rows of S* (the true end for the
@@ -36,8 +45,18 @@ struct SegmentStates {
     float* starts = nullptr;
     float* ends = nullptr;  // [segments][Hv][V + K][K]
     // [segments][Hv] of the segments that are not the first of their sequence: how many chunks before it make its start
-    // state from zeros, or kWholePast (sm80/table). Null: kWholePast everywhere.
+    // state from zeros, or kWholePast (sm90/forward/windows.cuh). Null: kWholePast everywhere.
     std::int32_t* windows = nullptr;
+    // [segments][Hv], zeroed before: columns of V, and of the transition, that are stored in `ends`; columns of V in
+    // `starts`. Only where one kernel stores and reads them.
+    std::uint32_t* stored_ends = nullptr;
+    std::uint32_t* stored_starts = nullptr;
+};
+
+// fp32, D^T row by row [segments][Hv][V][K].
+struct SegmentAdjoints {
+    float* starts = nullptr;  // D* of the state that enters a segment, all but the first of their sequence
+    float* ends = nullptr;    // D of the state that leaves a segment, all but the last of their sequence
 };
 
 struct ChunkParams {

@@ -149,15 +149,15 @@ std::string SegmentPlan::explain() const {
                      : "segments of " + least + " chunks";
 }
 
-ChunkSetup::ChunkSetup(const Problem& p, std::int32_t device, const SegmentPlan& plan, bool records,
+ChunkSetup::ChunkSetup(const Problem& p, std::int32_t device, const SegmentPlan& plan, bool together,
                        WorkspaceLayout& workspace)
     : device_(device),
       chunk_(sm80::chunk_tokens(p)),
       segment_chunks_(plan.costs.least),
       costs_(plan.costs),
-      windows_(plan.split && plan.costs.windows > 0),
-      tabled_(p.sequences > 0 || windows_),
-      records_(records) {
+      together_(together),
+      split_(plan.split),
+      tabled_(p.sequences > 0 || (together && plan.split)) {
     const std::int64_t longest = pieces(p.tokens, chunk_), n = sequences_of(p);
     if (p.sequences > 0) {
         // A sequence has at most one chunk that is not full, and one segment.
@@ -172,14 +172,19 @@ ChunkSetup::ChunkSetup(const Problem& p, std::int32_t device, const SegmentPlan&
         chunk_table_ = workspace.book<std::int32_t>("first chunk of each sequence", entries);
         segment_table_ = workspace.book<std::int32_t>("first segment of each sequence", entries);
         choice_ = workspace.book<SegmentChoice>("chunks of a segment", 1);
-        taken_ =
-            workspace.book<std::uint32_t>("segments that blocks have taken (launches)", SegmentCosts::kAllLaunches);
     }
-    if (windows_) {
-        window_table_ = workspace.book<std::int32_t>("chunks before a cut that its state needs (segments, Hv)",
-                                                     static_cast<std::size_t>(segments_ * p.heads_v));
+    if (together) {
+        if (tabled_) taken_ = workspace.book<std::uint32_t>("items that blocks have taken", kTakenCounts);
+        if (!split_) return;
+        const auto rows = static_cast<std::size_t>(segments_ * p.heads_v);
+        cut_ = workspace.book<std::int32_t>("sequences that are cut", static_cast<std::size_t>(n));
+        windows_ = workspace.book<std::int32_t>("chunks before a cut that its state needs (segments, Hv)", rows);
+        stored_ends_ =
+            workspace.book<std::uint32_t>("columns of ends and transitions that are there (segments, Hv)", rows);
+        stored_starts_ =
+            workspace.book<std::uint32_t>("columns of states at the cuts that are there (segments, Hv)", rows);
+        return;
     }
-    if (!records) return;
     // A block may take its whole group, whose products it then computes once, or share it with others while
     // multiprocessors would be idle.
     constexpr std::int64_t kBlocksEach = 4;
@@ -196,6 +201,8 @@ ChunkTable ChunkSetup::table(std::byte* workspace) const noexcept {
         table.chunks = chunk_table_.in(workspace);
         table.segments = segment_table_.in(workspace);
         table.choice = choice_.in(workspace);
+        if (together_) table.taken = taken_.in(workspace);
+        if (together_ && split_) table.cut = cut_.in(workspace);
     }
     table.chunk = chunk_;
     table.segment_chunks = segment_chunks_;
@@ -205,7 +212,6 @@ ChunkTable ChunkSetup::table(std::byte* workspace) const noexcept {
 ChunkTable ChunkSetup::table(std::byte* workspace, int walk, int launch) const noexcept {
     ChunkTable table = this->table(workspace);
     table.launch = SegmentCosts::bit(walk, launch);
-    if (tabled_) table.taken = taken_.in(workspace) + SegmentCosts::kLaunches * walk + launch;
     return table;
 }
 
@@ -213,6 +219,15 @@ ChunkTable ChunkSetup::table(std::byte* workspace, int walk) const noexcept {
     ChunkTable table = this->table(workspace);
     table.launch = SegmentCosts::bit(walk, 0) | SegmentCosts::bit(walk, 1);
     return table;
+}
+
+SegmentStates ChunkSetup::states(std::byte* workspace) const noexcept {
+    SegmentStates states;
+    if (!together_ || !split_) return states;
+    if (costs_.windows > 0) states.windows = windows_.in(workspace);
+    states.stored_ends = stored_ends_.in(workspace);
+    states.stored_starts = stored_starts_.in(workspace);
+    return states;
 }
 
 Status ChunkSetup::prepare(const char* function, const Inputs& in, std::byte* workspace, Stream stream) const noexcept {
@@ -223,13 +238,14 @@ Status ChunkSetup::prepare(const char* function, const Inputs& in, std::byte* wo
                                        chunk_table_.in(workspace),
                                        segment_table_.in(workspace),
                                        choice_.in(workspace),
-                                       taken_.in(workspace),
+                                       together_ && split_ ? cut_.in(workspace) : nullptr,
+                                       together_ ? taken_.in(workspace) : nullptr,
                                        chunks_,
                                        segments_,
-                                       windows(workspace)};
+                                       states(workspace)};
         if (Status status = sm80::launch_table(function, params, device_, stream); !status.ok()) return status;
     }
-    if (!records_) return {};
+    if (together_) return {};
     sm80::PrepareParams params{in, table(workspace), prepared(workspace), share_};
     return sm80::launch_prepare(function, params, chunks_, device_, stream);
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/backend.hpp"
+#include "cuda/chunk_params.hpp"
 #include "cuda/chunks.hpp"
 #include "cuda/segment_cost.hpp"
 
@@ -36,8 +37,9 @@ struct SegmentPlan {
 
 class ChunkSetup {
 public:
-    // Books the workspace. `records`: the chunks are prepared by a kernel of its own.
-    ChunkSetup(const Problem& problem, std::int32_t device, const SegmentPlan& plan, bool records,
+    // Books the workspace. `together`: one kernel does everything behind the table (ChunkFamily); else chunks are
+    // prepared by a kernel of their own.
+    ChunkSetup(const Problem& problem, std::int32_t device, const SegmentPlan& plan, bool together,
                WorkspaceLayout& workspace);
 
     std::int64_t chunks() const noexcept { return chunks_; }  // upper bounds
@@ -48,10 +50,8 @@ public:
     // For one of the launches of a walk, or for what needs any of them.
     ChunkTable table(std::byte* workspace, int walk, int launch) const noexcept;
     ChunkTable table(std::byte* workspace, int walk) const noexcept;
-    // SegmentStates::windows; null: every cut is carried.
-    std::int32_t* windows(std::byte* workspace) const noexcept {
-        return windows_ ? window_table_.in(workspace) : nullptr;
-    }
+    // Of SegmentStates what the table kernel clears; null where not everything is together, or nothing is cut.
+    SegmentStates states(std::byte* workspace) const noexcept;
     // PreparedChunk [chunks][Hv]
     void* prepared(std::byte* workspace) const noexcept { return prepared_.in(workspace); }
     // Whether the table kernel says where chunks and segments lie.
@@ -63,11 +63,10 @@ private:
     std::int32_t device_, chunk_, segment_chunks_ = 1, share_ = 1;
     SegmentCosts costs_;
     std::int64_t chunks_ = 0, segments_ = 0;
-    bool windows_, tabled_, records_;
-    Booking<std::int32_t> chunk_table_, segment_table_;
-    Booking<std::int32_t> window_table_;
+    bool together_, split_, tabled_;
+    Booking<std::int32_t> chunk_table_, segment_table_, cut_, windows_;
     Booking<SegmentChoice> choice_;
-    Booking<std::uint32_t> taken_;
+    Booking<std::uint32_t> taken_, stored_ends_, stored_starts_;
     Booking<std::byte> prepared_;
 };
 

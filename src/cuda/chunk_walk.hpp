@@ -26,39 +26,34 @@ struct ChunkTimes {
 struct ChunkFamily {
     ChunkTimes outputs, ends, history;
     bool own_stages;  // the kernel knows how many chunks it holds, one block a multiprocessor
-    bool records;     // it takes what the prepare kernel has made of chunks
-    bool stays;       // its blocks take one segment and value head after another
-    bool windows;     // it begins segments before their cuts where the gates allow it (sm80/table)
+    // One launch does everything, by blocks that take one item after another: it prepares chunks itself, carries states
+    // between segments, and begins segments before their cuts where the gates allow it. Else each walk has a launch,
+    // and takes what the prepare kernel has made of chunks.
+    bool together;
     Status (*launch)(const char* function, const ChunkParams& params, int device, Stream stream) noexcept;
 };
 inline constexpr ChunkFamily kSm80Chunks{.outputs = {2.75f, 4.7f, 4.0f, 1.0f},  // on one H200
                                          .ends = {1.95f, 3.4f, 3.1f, 3.0f},
                                          .history = {2.1f, 4.3f, 0.0f, 2.0f},
                                          .own_stages = false,
-                                         .records = true,
-                                         .stays = false,
-                                         .windows = false,
+                                         .together = false,
                                          .launch = &sm80::launch_chunks};
 inline constexpr ChunkFamily kSm90Chunks{.outputs = {1.75f, 0.0f, 2.8f, 1.5f},
                                          .ends = {1.3f, 0.0f, 2.2f, 3.0f},
                                          .history = {1.6f, 0.0f, 2.9f, 2.0f},
                                          .own_stages = true,
-                                         .records = true,
-                                         .stays = false,
-                                         .windows = false,
+                                         .together = false,
                                          .launch = &sm90::launch_chunks};
-// Forward alone: the kernel prepares chunks itself.
+// Forward alone.
 inline constexpr ChunkFamily kSm90Forward{.outputs = {0.0f, 0.0f, 2.5f, 14.0f},
                                           .ends = {0.0f, 0.0f, 1.75f, 10.3f},
                                           .history = {},
                                           .own_stages = true,
-                                          .records = false,
-                                          .stays = true,
-                                          .windows = true,
+                                          .together = true,
                                           .launch = &sm90::launch_forward};
-// Looking at cuts; and a cut's carry beside outputs of other heads, which take memory's time from it.
-inline constexpr float kWindowsTime = 10.0f, kForwardCarryStep = 2.9f;
 inline constexpr float kCarryTime = 4.0f, kCarryStep = 2.3f;  // the launch of the ends is in the first
+// The same where everything is together; and looking at cuts.
+inline constexpr float kForwardCarryTime = 3.0f, kForwardCarryStep = 1.5f, kWindowsTime = 6.0f;
 
 inline const ChunkFamily& chunk_family(const Problem& p, const GpuInfo& gpu) {
     return gpu.hopper && sm90::has_chunk_kernel(p) ? kSm90Chunks : kSm80Chunks;
@@ -102,7 +97,7 @@ struct ChunkWalkShapes {
         }
         if (times.wide <= 0 || !sm80::has_wide_blocks(p) || !fits(128, 1, 1)) return;
         // NOTE: the workspace has room for columns of V in whole blocks of 64.
-        if (family.own_stages && family.records &&
+        if (family.own_stages && !family.together &&
             (padded_columns(p.dim_v) % 128 != 0 || padded_columns(transition) % 128 != 0)) {
             return;
         }

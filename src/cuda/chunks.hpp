@@ -20,6 +20,8 @@ FQLA_HOST_DEVICE constexpr std::int64_t pieces(std::int64_t length, std::int64_t
 struct SegmentChoice {
     std::int32_t segment_chunks = 1;  // chunks of a segment, the last one of a sequence may have fewer
     std::uint32_t launches = ~0u;     // which of the launches that may be needed are (SegmentCosts)
+    std::int32_t segments = 0;        // of all sequences
+    std::int32_t cut = 0;             // sequences with more than one
     bool windows = false;             // cuts are looked at: those whose past is forgotten are not carried
 };
 
@@ -29,9 +31,10 @@ struct ChunkTable {
     const SegmentChoice* choice = nullptr;   // of a packed call; null: `segment_chunks`
     std::int32_t chunk = 64;                 // tokens
     std::int32_t segment_chunks = 1;
-    std::uint32_t launch = ~0u;  // whose blocks ask: they leave unless the choice has one of these bits
-    // How many of the launch's items its blocks have taken besides their first, zero before it; null: blocks share them
-    // out evenly. Only for kernels whose blocks stay.
+    std::uint32_t launch = ~0u;         // whose blocks ask: they leave unless the choice has one of these bits
+    const std::int32_t* cut = nullptr;  // the sequences with more than one segment, SegmentChoice::cut of them
+    // How many of a kernel's items its blocks have taken, zero before it, for each kind of work that is counted apart
+    // (kTakenCounts); null: blocks share them out evenly. Only for kernels whose blocks stay.
     std::uint32_t* taken = nullptr;
 };
 
@@ -54,6 +57,8 @@ struct alignas(16) PreparedChunk {
     float high[kChunk], low[kChunk];        // running sum of g, an unevaluated sum of two floats
     float norm_k[kChunk], norm_q[kChunk];   // n_k,i and scale n_q,i
 };
+
+inline constexpr int kTakenCounts = 2;
 
 // V of a block of the state kernels, and V padded to whole blocks.
 inline constexpr int kChunkColumns = 64;

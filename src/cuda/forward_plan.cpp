@@ -37,10 +37,12 @@ struct ForwardShapes {
         costs.carry_step = kCarryStep;
         costs.heads = p.heads_v;
         costs.carry_share = sm80::carry_share(p, gpu.multiprocessors);
-        if (family.windows && sequences_of(p) <= sm80::kMostSequences) {
+        if (family.together) {
             costs.windows = kWindowsTime;
+            costs.most_window = kMostWindow;
+            costs.carry = kForwardCarryTime;
             costs.carry_step = kForwardCarryStep;
-            costs.most_window = sm80::kMostWindow;
+            costs.carry_share = sm90::forward_carry_share(p, gpu.multiprocessors);
         }
     }
 };
@@ -51,31 +53,33 @@ public:
         : device_(request.device.index),
           shapes_(request.problem, gpus().list[static_cast<std::size_t>(device_)]),
           segments_(request.problem, request.options, shapes_.costs),
-          setup_(request.problem, device_, segments_, shapes_.family.records, workspace_) {
+          setup_(request.problem, device_, segments_, shapes_.family.together, workspace_) {
         const Problem& p = request.problem;
         rows_ = static_cast<std::uint32_t>(setup_.segments() * p.heads_v);
         zero_blocks_ = zero_blocks_of(p);
         if (segments_.split) {
             const auto states = static_cast<std::size_t>(rows_);
             starts_ = workspace_.book<float>("states at the cuts (segments, Hv, V, K)", states * p.dim_v * p.dim_k);
+            const std::int64_t end =
+                shapes_.family.together ? sm90::end_elements(p) : std::int64_t(p.dim_v + p.dim_k) * p.dim_k;
             ends_ = workspace_.book<float>("ends and transitions (segments, Hv, V + K, K)",
-                                           states * (p.dim_v + p.dim_k) * p.dim_k);
+                                           states * static_cast<std::size_t>(end));
         }
     }
 
     std::string explain() const override {
         std::string text = "chunks of " + std::to_string(setup_.chunk()) + " tokens on the matrix units, at most " +
                            std::to_string(setup_.chunks()) + " of them; ";
-        int launches = (setup_.tabled() ? 1 : 0) + (shapes_.family.records ? 1 : 0) + (segments_.split ? 1 : 0);
+        const bool together = shapes_.family.together;
+        int launches = (setup_.tabled() ? 1 : 0) + (together ? 0 : segments_.split ? 2 : 1);
         const char* between = "";
         for (int i = 0; i < SegmentCosts::kLaunches; ++i) {
-            launches += segments_.may(kEnds, i) ? 1 : 0;
+            launches += segments_.may(kEnds, i) && !together ? 1 : 0;
             if (!segments_.may(kOutputs, i)) continue;
             ++launches;
-            text +=
-                between + std::to_string(rows_ * shapes_.outputs.launches[i].count()) +
-                (shapes_.family.stays ? " items, taken by as many blocks as multiprocessors: (" : " blocks over (") +
-                "segment, value head, " + shapes_.outputs.explain(shapes_.family, i);
+            text += between + std::to_string(rows_ * shapes_.outputs.launches[i].count()) +
+                    (together ? " items, taken by as many blocks as multiprocessors: (" : " blocks over (") +
+                    "segment, value head, " + shapes_.outputs.explain(shapes_.family, i);
             between = ", or ";
         }
         text += "; " + segments_.explain();
@@ -92,9 +96,13 @@ public:
         if (Status status = setup_.prepare(kFunction, call, workspace, stream); !status.ok()) return status;
         ChunkParams params;
         params.call = call;
-        if (shapes_.family.records) params.from = setup_.prepared(workspace);
+        params.states = setup_.states(workspace);
         if (segments_.split) {
-            params.states = {starts_.in(workspace), ends_.in(workspace), setup_.windows(workspace)};
+            params.states.starts = starts_.in(workspace);
+            params.states.ends = ends_.in(workspace);
+        }
+        if (!shapes_.family.together) params.from = setup_.prepared(workspace);
+        if (segments_.split && !shapes_.family.together) {
             params.mode = ChunkMode::ends;
             if (Status status = walk(params, kEnds, shapes_.ends, workspace, stream); !status.ok()) return status;
             const sm80::CarryParams carry{call, setup_.table(workspace, kEnds), params.states, {}, 0, 0};

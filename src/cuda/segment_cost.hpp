@@ -76,51 +76,62 @@ public:
         return chunks < costs.least ? costs.least : chunks > costs.most ? costs.most : chunks;
     }
 
-    // How long everything takes that depends on the choice, and which launches it needs.
-    FQLA_HOST_DEVICE static float time(const SegmentCosts& costs, const SegmentCounts& counts,
-                                       std::int32_t segment_chunks, std::uint32_t& launches) {
-        float time = 0, outputs = 0, single = 0;
+    // How long a walk takes by one of its launches, if there is such a kernel.
+    FQLA_HOST_DEVICE static float walk_time(const SegmentCosts& costs, const SegmentCounts& counts,
+                                            std::int32_t segment_chunks, int walk, int launch) {
+        const WalkLaunch& it = costs.walks[walk][launch];
+        if (it.step <= 0) return kNoSuchKernel;
+        if (walk < SegmentCosts::kOfAll) return time_of_all(costs, it, counts, segment_chunks);
+        return counts.cut > 0 ? time_of_cut(costs, it, counts, segment_chunks) : 0;
+    }
+    static constexpr float kNoSuchKernel = -1.0f;
+    using WalkTimes = float[SegmentCosts::kWalks][SegmentCosts::kLaunches];
+
+    // How long everything takes that depends on the choice, given each walk's times, and which launches it needs.
+    FQLA_HOST_DEVICE static float time_of_walks(const SegmentCosts& costs, const SegmentCounts& counts,
+                                                std::int32_t segment_chunks, const WalkTimes& times,
+                                                std::uint32_t& launches) {
+        float sum = 0, walked[2] = {0, 0};  // outputs, ends
+        int outputs = 0;                    // their launch
         launches = 0;
         const int walks = counts.cut > 0 ? SegmentCosts::kWalks : SegmentCosts::kOfAll;
-        // NOTE: on a device rolled, because code that runs once takes as long as its bytes take to come.
-#ifdef __CUDA_ARCH__
-#pragma unroll 1
-#endif
         for (int walk = 0; walk < walks; ++walk) {
-            float least = 0;
-            int best = -1;
-#ifdef __CUDA_ARCH__
-#pragma unroll 1
-#endif
-            for (int launch = 0; launch < SegmentCosts::kLaunches; ++launch) {
-                const WalkLaunch& it = costs.walks[walk][launch];
-                if (it.step <= 0) continue;
-                const float each = walk < SegmentCosts::kOfAll ? time_of_all(costs, it, counts, segment_chunks)
-                                                               : time_of_cut(costs, it, counts, segment_chunks);
-                if (best < 0 || each < least) least = each, best = launch;
-            }
-            if (best < 0) continue;
-            time += least;
-            if (walk == 0) {
-                outputs = least;
-                single = costs.walks[0][best].step * static_cast<float>(segment_chunks) + costs.walks[0][best].start;
-            }
+            const float first = times[walk][0], second = times[walk][1];
+            if (first < 0 && second < 0) continue;
+            const int best = first < 0 || (second >= 0 && second < first) ? 1 : 0;
+            const float least = best == 0 ? first : second;
+            sum += least;
             launches |= SegmentCosts::bit(walk, best);
+            if (walk == 0) walked[0] = least, outputs = best;
+            if (walk == SegmentCosts::kOfAll) walked[1] = least;
         }
-        if (counts.cut == 0) return time;
+        if (counts.cut == 0) return sum;
         const float cuts = static_cast<float>((counts.longest - 1) / static_cast<std::uint32_t>(segment_chunks));
         const float carried = share_of_carried(costs, counts);
         const float rounds = static_cast<float>(counts.cut) * costs.carry_share * carried;
         const float carry = costs.carry_step * cuts * (rounds > 1 ? rounds : 1);
-        time += costs.carry;
-        if (counts.forgetful == 0) return time + carry;
-        time += costs.windows;
-        if (carried <= 0) return time;
-        // Outputs of the other heads are computed at the same time, where the carry leaves room; those that wait for it
-        // come behind it.
-        const float last = carried * outputs > single ? carried * outputs : single;
-        const float beside = outputs + carry * (rounds < 1 ? rounds : 1), behind = carry + last;
-        return time - outputs + (beside > behind ? beside : behind);
+        if (counts.forgetful == 0) return sum + costs.carry + carry;
+        if (carried <= 0) return walked[0] + costs.windows;
+        // What the other heads have to do is done beside the ends and the carry, where these leave room. Outputs that
+        // wait for the carry come behind it.
+        const WalkLaunch& it = costs.walks[0][outputs];
+        const float single = it.step * static_cast<float>(segment_chunks) + it.start;
+        const float last = carried * walked[0] > single ? carried * walked[0] : single;
+        const float place = rounds < 1 ? rounds : 1, before = costs.carry + carry;
+        const float beside = walked[0] + share_of_ends(costs, counts) * walked[1] + before * place;
+        const float behind = walked[1] + before + last;
+        return costs.windows + (beside > behind ? beside : behind);
+    }
+
+    // The same for all launches that there are.
+    FQLA_HOST_DEVICE static float time(const SegmentCosts& costs, const SegmentCounts& counts,
+                                       std::int32_t segment_chunks, std::uint32_t& launches) {
+        WalkTimes times;
+        for (int walk = 0; walk < SegmentCosts::kWalks; ++walk)
+            for (int launch = 0; launch < SegmentCosts::kLaunches; ++launch) {
+                times[walk][launch] = walk_time(costs, counts, segment_chunks, walk, launch);
+            }
+        return time_of_walks(costs, counts, segment_chunks, times, launches);
     }
 
     // A cut has to gain something for the launches that it takes.
@@ -164,13 +175,24 @@ private:
         return it.step * chunks + it.start * (blocks > 1 ? blocks : 1);
     }
 
+    static FQLA_HOST_DEVICE float blocks_of_cut(const SegmentCosts& costs, const WalkLaunch& it,
+                                                const SegmentCounts& counts) {
+        return static_cast<float>(costs.heads) * share_of_carried(costs, counts) *
+               (static_cast<float>(counts.cuts) * static_cast<float>(it.blocks) -
+                static_cast<float>(counts.cut) * static_cast<float>(it.transition_blocks));
+    }
     // All of these have full length.
     static FQLA_HOST_DEVICE float time_of_cut(const SegmentCosts& costs, const WalkLaunch& it,
                                               const SegmentCounts& counts, std::int32_t segment_chunks) {
-        const float blocks = static_cast<float>(costs.heads) * share_of_carried(costs, counts) *
-                             (static_cast<float>(counts.cuts) * static_cast<float>(it.blocks) -
-                              static_cast<float>(counts.cut) * static_cast<float>(it.transition_blocks));
-        return rounds_of(blocks, it) * (it.step * static_cast<float>(segment_chunks) + it.start);
+        return rounds_of(blocks_of_cut(costs, it, counts), it) *
+               (it.step * static_cast<float>(segment_chunks) + it.start);
+    }
+    // Of all places, for as long as the ends take.
+    static FQLA_HOST_DEVICE float share_of_ends(const SegmentCosts& costs, const SegmentCounts& counts) {
+        const WalkLaunch& first = costs.walks[SegmentCosts::kOfAll][0];
+        const WalkLaunch& it = first.step > 0 ? first : costs.walks[SegmentCosts::kOfAll][1];
+        const float blocks = blocks_of_cut(costs, it, counts), rounds = rounds_of(blocks, it);
+        return rounds > 0 ? blocks * it.share / rounds : 0;
     }
 };
 

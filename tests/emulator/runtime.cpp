@@ -96,6 +96,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr name, int) {
         case cudaDevAttrComputeCapabilityMajor: *value = gpu.major; break;
         case cudaDevAttrMultiProcessorCount: *value = gpu.multiprocessors; break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = gpu.shared_kilobytes << 10; break;
+        case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1 << 10; break;
         case cudaDevAttrConcurrentManagedAccess: *value = 1; break;
         default: *value = 0;
     }

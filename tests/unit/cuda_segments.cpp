@@ -98,11 +98,11 @@ TEST(CudaSegments, HeadsThatForgetNeedNoCarry) {
     // segments come behind its carry.
     counts.forgetful = 1, counts.warm = 2;
     EXPECT_FLOAT_EQ(time(), 25 * 2.0f + 1.0f + 10.0f + 3 * 2.0f + 25 * 3.0f);
-    // The more there is to do for the first, the less that matters, but for the place that the carry takes.
-    counts.warm = 20;
-    EXPECT_FLOAT_EQ(time(), 25 * 2.0f + 1.0f + 10.0f + (25 + 7.5f) * 3.0f + 6.0f / 8);
+    // The more there is to do for the first, the less that matters, but for the places that ends and carry take.
+    counts.warm = 60;
+    EXPECT_FLOAT_EQ(time(), 1.0f + (25 + 22.5f) * 3.0f + 25 * 2.0f / 10 + 16.0f / 8);
     counts.forgetful = 2, counts.warm = 4;
-    EXPECT_FLOAT_EQ(time(), 26.5f * 3.0f + 1.0f + 10.0f);
+    EXPECT_FLOAT_EQ(time(), 26.5f * 3.0f + 1.0f);
     EXPECT_LT(time(), carried);
 }
 

@@ -51,7 +51,7 @@ __device__ __forceinline__ Chunk chunk_of(const Inputs& in, const ChunkTable& ta
 }
 
 __device__ __forceinline__ SegmentChoice choice_of(const ChunkTable& table) {
-    return table.choice ? *table.choice : SegmentChoice{table.segment_chunks, ~0u};
+    return table.choice ? *table.choice : SegmentChoice{table.segment_chunks};
 }
 
 // Whether a launch has anything to do.
@@ -80,14 +80,6 @@ struct Segment {
     std::int32_t chunks = 0;
     bool last = true;  // the sequence ends with it
 };
-
-// Numbers of segments end before this, as far as tables and bounds say.
-__device__ __forceinline__ std::int64_t segments_end(const Inputs& in, const ChunkTable& table, std::int64_t most) {
-    if (!is_needed(table)) return 0;
-    if (!table.segments) return most;
-    const std::int64_t all = table.segments[in.count];
-    return all < most ? all : most;
-}
 
 // NOTE: an empty sequence has one segment without chunks, so that somebody passes its state on.
 __device__ __forceinline__ Segment segment_of(const Inputs& in, const ChunkTable& table, std::int64_t number) {

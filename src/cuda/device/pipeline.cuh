@@ -50,6 +50,9 @@ __device__ __forceinline__ void fence_barrier_init() {
 // What this thread has written to shared memory becomes visible to the matrix units.
 __device__ __forceinline__ void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// What has been seen in global memory can be seen by the background copies that this thread asks for.
+__device__ __forceinline__ void fence_for_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // Copies neighbouring bytes to shared memory in the background, by one thread: a multiple of 16, both addresses too.
 // The matrix units see what came without a fence.
 __device__ __forceinline__ void copy_bulk(void* to, const void* from, std::uint32_t bytes, Barrier& barrier) {

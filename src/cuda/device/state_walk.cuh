@@ -24,6 +24,11 @@ struct StatePlace {
     std::int32_t warm = 0;
 };
 
+__device__ __forceinline__ bool start_is_kept(const ForwardCall& call, const StatePlace& at) {
+    return at.segment.index == 0 && !at.segment.last && at.slots.read >= 0 && at.slots.read == at.slots.write &&
+           call.initial_state.data == call.final_state.data;
+}
+
 // kColumns: rows of S^T that a block has, a warp 16 of them. kScaled: see keep_in_range. kLean: the place stays in
 // shared memory and nothing is called, for kernels whose registers are full and whose products may not be waited for.
 template <int kK, int kColumns, ChunkMode kMode, bool kScaled, bool kLean>
@@ -100,14 +105,10 @@ protected:
         }
     }
 
-    static __device__ __forceinline__ bool start_is_kept(const ForwardCall& call, const StatePlace& at) {
-        return at.segment.index == 0 && !at.segment.last && at.slots.read >= 0 && at.slots.read == at.slots.write &&
-               call.initial_state.data == call.final_state.data;
-    }
     // Where the final state takes the place of the initial one, the last segment of a sequence may store it before the
     // first one has read. What walks for the ends reads earlier, and keeps the state that enters the sequence as the
     // start of its first segment.
-    __device__ __forceinline__ bool start_is_kept() const { return start_is_kept(call_, at_); }
+    __device__ __forceinline__ bool start_is_kept() const { return cuda::start_is_kept(call_, at_); }
 
     __device__ __forceinline__ void finish() {
         to_real_units();

@@ -4,6 +4,8 @@
 
 #include <charconv>
 
+#include "cuda/reserved.hpp"
+
 #ifndef FQLA_CUDA_ARCHITECTURES
 #define FQLA_CUDA_ARCHITECTURES ""
 #endif
@@ -33,7 +35,8 @@ Gpus find_gpus() {
         info.minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
         info.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, device);
         info.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-        info.hopper = info.major == 9 && has_exact_code_for(architectures(), info.major, info.minor);
+        info.hopper = info.major == 9 && has_exact_code_for(architectures(), info.major, info.minor) &&
+                      attribute(cudaDevAttrReservedSharedMemoryPerBlock, device) == kReservedSharedBytes;
         info.grids_wait = has_code_from_hopper_on(architectures(), info.major, info.minor);
         found.list.push_back(info);
     }

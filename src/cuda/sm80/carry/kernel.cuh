@@ -57,25 +57,16 @@ public:
           V_(params.in.problem.dim_v),
           heads_(params.in.problem.heads_v),
           head_(head),
-          v0_(v0),
-          windows_(params.states.windows && choice_of(params.table).windows) {}
+          v0_(v0) {}
 
     // `first` and `count`: the sequence's segments.
     __device__ __forceinline__ void run(std::int32_t first, std::int32_t count) {
         constexpr int kWay = kBack ? -1 : 1;
         std::int32_t segment = kBack ? first + count - 1 : first;
         Tile tile = {};
-        bool chained = false;  // the state that this step begins with is in shared memory
-        std::uint32_t carried = ~0u;
         for (std::int32_t step = 0; step + 1 < count; ++step, segment += kWay) {
-            constexpr int kFlags = 16;
-            const int flag = step % kFlags;
-            if (!kBack && windows_ && flag == 0) carried = carried_from(segment + 1, count - step - 1);
-            if (!(carried >> flag & 1)) {
-                chained = false;
-                continue;
-            }
-            const bool more = step + 2 < count && (carried >> (flag + 1) & 1);
+            const bool chained = step > 0;  // the state that this step begins with is in shared memory
+            const bool more = step + 2 < count;
             float own[kRowsEach];
             if (!kOwnLast || !chained) load_own(own, row(segment));
             if (chained) {
@@ -98,7 +89,6 @@ public:
             }
             store(own, row(segment));
             __syncthreads();
-            chained = true;
         }
     }
 
@@ -112,12 +102,6 @@ private:
     // The results that a thread writes: rows v() .. of column n().
     static __device__ __forceinline__ int n() { return static_cast<int>(threadIdx.x) % kK; }
     static __device__ __forceinline__ int v() { return static_cast<int>(threadIdx.x) / kK * kRowsEach; }
-
-    // Bit i: segment + i, of `count` that there are, depends on its whole past.
-    __device__ __forceinline__ std::uint32_t carried_from(std::int32_t segment, std::int32_t count) const {
-        const bool is = lane() < count && params_.states.windows[row(segment + lane())] == kWholePast;
-        return __ballot_sync(kFullWarp, is);
-    }
 
     __device__ __forceinline__ std::int64_t row(std::int32_t segment) const {
         return std::int64_t{segment} * heads_ + head_;
@@ -237,7 +221,6 @@ private:
     CarryShared<Config>& shared_;
     const int K_, V_;
     const int heads_, head_, v0_;
-    const bool windows_;
 };
 
 // NOTE: no more blocks than there is room for: mostly few sequences are cut, or none, and then it is blocks without

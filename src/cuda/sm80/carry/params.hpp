@@ -10,17 +10,11 @@
 
 namespace flashqla::cuda::sm80 {
 
-// fp32, D^T row by row [segments][Hv][V][K].
-struct SegmentAdjoints {
-    float* starts = nullptr;  // D* of the state that enters a segment, all but the first of their sequence
-    float* ends = nullptr;    // D of the state that leaves a segment, all but the last of their sequence
-};
-
 struct CarryParams {
     Inputs in;
     ChunkTable table;
     SegmentStates states;
-    // Given: they are carried, with the transitions of `states`, and not the states; then without windows.
+    // Given: they are carried, with the transitions of `states`, and not the states.
     SegmentAdjoints adjoints;
     // Set by launch_carry: a sequence, a head and some columns each, and the blocks that share them.
     std::uint32_t items = 0, blocks = 0;

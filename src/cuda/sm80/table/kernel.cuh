@@ -1,50 +1,58 @@
-// A thread has a sequence at a time for the sums; for the choice a warp has a candidate at a time, and a lane of the
-// first two warps prices one. Then the blocks share the cuts. All blocks do the same until then, which takes no longer
-// than one block alone, and the first one writes.
+// One block, whose time every call waits for: code that runs once takes as long as its bytes take to come, so there is
+// little of it, and what can be done by many lanes at a time is. A thread has a sequence at a time for the sums; for
+// the choice a warp has a candidate at a time for the counts, then a launch and a lane each candidate.
 #pragma once
 
-#include <cub/block/block_scan.cuh>
-
+#include "cuda/device/arrivals.cuh"
 #include "cuda/device/chunks.cuh"
 #include "cuda/device/gates.cuh"
 #include "cuda/device/grid_order.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/sm80/table/params.hpp"
-#include "cuda/sm80/table/windows.cuh"
 
 namespace flashqla::cuda::sm80 {
 
-// A candidate: what it takes, and the launches that it needs.
-struct Priced {
-    float time;
-    std::uint32_t launches;
-};
+inline constexpr int kTableThreads = 512;
 
 struct TableShared {
-    typename cub::BlockScan<std::int64_t, kTableThreads>::TempStorage scan;
-    std::uint32_t longest[kTableThreads / 32];
-    // Of the first sequences, nearly always of all: chunks, the first token, the number of the first segment.
-    std::uint32_t length[kMostSequences];
-    std::int64_t begin[kMostSequences];
-    std::int32_t segment[kMostSequences + 1];
+    static constexpr int kWarps = kTableThreads / 32;
+    static constexpr std::int64_t kLengths = 256;
+    std::uint32_t length[kLengths];  // chunks of the first sequences, nearly always of all
+    std::uint32_t longest[kWarps];
+    std::int64_t chunks[kWarps], segments[kWarps];  // sums
     SegmentCounts counts[SegmentModel::kCandidates];
-    Priced priced[2][SegmentModel::kCandidates];  // with windows, all carried
+    // With windows, all carried: of each walk, candidates last; and of everything.
+    float walks[2][SegmentCosts::kAllLaunches][SegmentModel::kCandidates];
+    float time[2][SegmentModel::kCandidates];
+    std::uint32_t launches[2][SegmentModel::kCandidates];
     SegmentChoice choice;
     std::uint32_t forgetful, warm;  // as in SegmentCounts
-    WindowShared window;
+    std::uint32_t cut;              // sequences that are written as cut
 };
 
-// What the gates at some tokens, evenly spread, say of the others: how many chunks each head would need before a cut.
-// Only the choice rests on it; what a cut needs is found out where it is made (windows.cuh).
+// Chunks of a sequence.
+__device__ __forceinline__ std::uint32_t length_of(const TableParams& params, std::int64_t n) {
+    // NOTE: a division of 64 bits takes a hundred instructions; the tokens of a call are fewer than 2^31.
+    const auto each = static_cast<std::uint32_t>(params.chunk);
+    return (static_cast<std::uint32_t>(clamped_span(params.in, n).length) + each - 1) / each;
+}
+__device__ __forceinline__ std::uint32_t length_of(const TableParams& params, const TableShared& shared,
+                                                   std::int64_t n) {
+    return n < TableShared::kLengths ? shared.length[n] : length_of(params, n);
+}
+
+// What the gates at some tokens say of the others: how many chunks each head would need before a cut. Only the choice
+// rests on it; what a cut needs is found out where it is made (sm90/forward/windows.cuh).
 //
-// A lane has a token, a warp some heads at a time. NOTE: tokens past the last sequence may hold anything; they are
+// A lane has a token, somewhere in its thirty-second of all tokens: at even distances they would all see the same gate
+// where gates repeat. A warp has some heads at a time. NOTE: tokens past the last sequence may hold anything; they are
 // asked for all the same, so that no load waits for another.
 class GuessedWindows {
     static constexpr int kWarps = kTableThreads / 32, kAtOnce = 2;
 
 public:
     __device__ __forceinline__ explicit GuessedWindows(const TableParams& params)
-        : params_(params), token_(params.in.problem.tokens * (2 * (threadIdx.x % 32) + 1) / 64) {
+        : params_(params), token_(token_of(params.in.problem.tokens, threadIdx.x % 32)) {
         if (asked()) load(threadIdx.x / 32);
     }
 
@@ -73,8 +81,14 @@ public:
     }
 
 private:
+    // The fractions of multiples of the golden ratio are as irregular as numbers can be. Tokens are fewer than 2^31.
+    static __device__ __forceinline__ std::int64_t token_of(std::int64_t tokens, unsigned lane) {
+        constexpr std::uint32_t kRatio = 40503;  // of 2^16
+        const std::uint32_t place = (lane << 16) + ((lane * kRatio + kRatio / 2) & 0xffff);
+        return tokens * place >> 21;
+    }
     __device__ __forceinline__ bool asked() const {
-        return params_.windows && params_.in.g && params_.in.problem.tokens > 0;
+        return params_.states.windows && params_.in.g && params_.in.problem.tokens > 0;
     }
     __device__ __forceinline__ void load(std::int32_t first) {
         const Inputs& in = params_.in;
@@ -90,156 +104,167 @@ private:
     std::uint32_t bits_[kAtOnce] = {};
 };
 
-// Stores the sums of all numbers before each; they are of(n). NOTE: offsets that decrease make sequences overlap, and
-// then there can be more chunks than tokens allow. Those beyond the bound are left out: they have no place in the
-// workspace.
-template <class Of, class Store>
-__device__ __forceinline__ void each_sum(TableShared& shared, std::int64_t count, std::int64_t most, Of&& of,
-                                         Store&& store) {
-    std::int64_t before = 0;
+// What a candidate makes of all sequences, by a warp.
+__device__ __forceinline__ void count(const TableParams& params, TableShared& shared, std::uint32_t chunks,
+                                      std::uint32_t longest, int candidate) {
+    const std::int32_t each = SegmentModel::segment_chunks(params.costs, longest, candidate);
+    SegmentCounts counts;
 #pragma unroll 1
-    for (std::int64_t begin = 0; begin < count; begin += kTableThreads) {
-        const std::int64_t n = begin + threadIdx.x;
-        std::int64_t sum, total;
-        cub::BlockScan<std::int64_t, kTableThreads>(shared.scan).ExclusiveSum(n < count ? of(n) : 0, sum, total);
-        if (n < count) store(n, static_cast<std::int32_t>(clamp(before + sum, 0, most)));
-        before += total;
-        __syncthreads();
+    for (std::int64_t n = threadIdx.x % 32; n < params.in.count; n += 32) {
+        counts.add(1, length_of(params, shared, n), static_cast<std::uint32_t>(each));
     }
-    if (threadIdx.x == 0) store(count, static_cast<std::int32_t>(clamp(before, 0, most)));
-    __syncthreads();
+    counts.forgetful = shared.forgetful;
+    counts.warm = shared.warm;
+    counts.chunks = chunks;
+    counts.longest = longest;
+    counts.segments = warp_sum(counts.segments);
+    counts.full = warp_sum(counts.full);
+    counts.cuts = warp_sum(counts.cuts);
+    counts.cut = warp_sum(counts.cut);
+    if (threadIdx.x % 32 == 0) shared.counts[candidate] = counts;
 }
 
 // The same choice for the same lengths, whatever else runs: all sums are of integers, and of two that take the same
 // time it is the one with fewer segments. Gates are looked at in the same places.
-__device__ __forceinline__ void choose(const TableParams& params, TableShared& shared, std::uint32_t chunks) {
+__device__ __forceinline__ void choose(const TableParams& params, TableShared& shared, std::uint32_t chunks,
+                                       std::uint32_t longest) {
     const SegmentCosts& costs = params.costs;
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const auto length = [&](std::int64_t n) {
-        return n < kMostSequences ? shared.length[n]
-                                  : static_cast<std::uint32_t>(params.chunks[n + 1] - params.chunks[n]);
-    };
-    std::uint32_t longest = 1;
-    for (const std::uint32_t each : shared.longest) longest = max(longest, each);
-
+    const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 #pragma unroll 1
-    for (int candidate = warp; candidate < SegmentModel::kCandidates; candidate += kTableThreads / 32) {
-        const std::int32_t each = SegmentModel::segment_chunks(costs, longest, candidate);
-        SegmentCounts counts;
-#pragma unroll 1
-        for (std::int64_t n = lane; n < params.in.count; n += 32) counts.add(1, length(n), each);
-        counts.forgetful = shared.forgetful;
-        counts.warm = shared.warm;
-        counts.chunks = chunks;
-        counts.longest = longest;
-        counts.segments = warp_sum(counts.segments);
-        counts.full = warp_sum(counts.full);
-        counts.cuts = warp_sum(counts.cuts);
-        counts.cut = warp_sum(counts.cut);
-        if (lane == 0) shared.counts[candidate] = counts;
+    for (int candidate = warp; candidate < SegmentModel::kCandidates; candidate += TableShared::kWarps) {
+        count(params, shared, chunks, longest, candidate);
     }
     __syncthreads();
     // NOTE: where multiprocessors would be idle, carrying may be done sooner than walking through chunks before the
     // cut.
+    constexpr int kLaunches = SegmentCosts::kAllLaunches;
+    static_assert(SegmentModel::kCandidates == 32 && TableShared::kWarps == 2 * kLaunches);
+    const std::int32_t each = SegmentModel::segment_chunks(costs, longest, lane);
+    SegmentCounts counts = shared.counts[lane];
+    if (warp >= kLaunches) counts.forgetful = counts.warm = 0;
+    const int of = warp % kLaunches;
+    shared.walks[warp / kLaunches][of][lane] =
+        SegmentModel::walk_time(costs, counts, each, of / SegmentCosts::kLaunches, of % SegmentCosts::kLaunches);
+    __syncthreads();
     if (warp < 2) {
-        SegmentCounts counts = shared.counts[lane];
         if (warp == 1) counts.forgetful = counts.warm = 0;
-        Priced& priced = shared.priced[warp][lane];
-        priced.time =
-            SegmentModel::time(costs, counts, SegmentModel::segment_chunks(costs, longest, lane), priced.launches);
+        SegmentModel::WalkTimes times;
+#pragma unroll
+        for (int i = 0; i < kLaunches; ++i) {
+            times[i / SegmentCosts::kLaunches][i % SegmentCosts::kLaunches] = shared.walks[warp][i][lane];
+        }
+        shared.time[warp][lane] = SegmentModel::time_of_walks(costs, counts, each, times, shared.launches[warp][lane]);
     }
     __syncthreads();
     if (warp == 0) {
         SegmentChoice choice;
-        choice.segment_chunks = SegmentModel::segment_chunks(costs, longest, lane);
-        choice.windows = shared.priced[0][lane].time < shared.priced[1][lane].time;
-        const Priced& priced = shared.priced[choice.windows ? 0 : 1][lane];
-        choice.launches = priced.launches;
-        float time = lane == 0 ? priced.time * SegmentModel::kGain : priced.time;
-        unsigned best = lane;
+        choice.segment_chunks = each;
+        choice.windows = shared.time[0][lane] < shared.time[1][lane];
+        const int way = choice.windows ? 0 : 1;
+        choice.launches = shared.launches[way][lane];
+        float time = lane == 0 ? shared.time[way][lane] * SegmentModel::kGain : shared.time[way][lane];
+        int best = lane;
 #pragma unroll
         for (int bit = 1; bit < 32; bit *= 2) {
             const float other = __shfl_xor_sync(kFullWarp, time, bit);
-            const unsigned its = __shfl_xor_sync(kFullWarp, best, bit);
+            const int its = __shfl_xor_sync(kFullWarp, best, bit);
             if (other < time || (other == time && its < best)) time = other, best = its;
         }
         if (lane == best) shared.choice = choice;
-        if (lane == best && blockIdx.x == 0) *params.choice = choice;
     }
     __syncthreads();
 }
 
-// The cuts, a (segment, value head) at a time.
-__device__ __forceinline__ void store_windows(const TableParams& params, TableShared& shared) {
-    const Inputs& in = params.in;
-    const auto heads = static_cast<std::uint32_t>(in.problem.heads_v);
-    const auto count = static_cast<int>(in.count);
-    const std::uint32_t items = static_cast<std::uint32_t>(shared.segment[count]) * heads;
+// Where chunks and segments of each sequence begin, and which sequences are cut. NOTE: offsets that decrease make
+// sequences overlap, and then there can be more chunks than tokens allow. Those beyond the bound are left out: they
+// have no place in the workspace.
+__device__ __forceinline__ void store_tables(const TableParams& params, TableShared& shared) {
+    const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+    const std::int64_t count = params.in.count;
+    const auto each = static_cast<std::uint32_t>(shared.choice.segment_chunks);
+    std::int64_t chunks_before = 0, segments_before = 0;
 #pragma unroll 1
-    for (std::uint32_t i = blockIdx.x; i < items; i += gridDim.x) {
-        const auto number = static_cast<std::int32_t>(i / heads), head = static_cast<std::int32_t>(i % heads);
-        int n = 0;
-        for (int step = kMostSequences / 2; step > 0; step /= 2) {
-            if (n + step < count && shared.segment[n + step] <= number) n += step;
+    for (std::int64_t first = 0; first < count; first += kTableThreads) {
+        const std::int64_t n = first + threadIdx.x;
+        const std::uint32_t length = n < count ? length_of(params, shared, n) : 0;
+        const std::uint32_t own = n >= count ? 0 : length > each ? (length - 1) / each + 1 : 1;
+        if (own > 1 && params.cut) params.cut[atomicAdd(&shared.cut, 1u)] = static_cast<std::int32_t>(n);
+        std::int64_t chunks = length, segments = own;  // up to and with this one
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const std::int64_t c = __shfl_up_sync(kFullWarp, chunks, step);
+            const std::int64_t s = __shfl_up_sync(kFullWarp, segments, step);
+            if (lane >= step) chunks += c, segments += s;
         }
-        const std::int32_t before = (number - shared.segment[n]) * shared.choice.segment_chunks;
-        if (before == 0 || before >= static_cast<std::int32_t>(shared.length[n])) continue;
-        const std::int64_t batch = in.cu_seqlens ? 0 : n;
-        const std::int64_t cut = shared.begin[n] + std::int64_t(before) * params.chunk;
-        const std::int32_t window = CutWindow(in, shared.window, batch, cut, before, head).length();
-        if (threadIdx.x == 0) params.windows[i] = window;
+        const int warps = static_cast<int>(min(count - first + 31, std::int64_t(kTableThreads)) / 32);
+        if (lane == 31) shared.chunks[warp] = chunks, shared.segments[warp] = segments;
+        __syncthreads();
+        std::int64_t chunks_now = chunks_before, segments_now = segments_before;
+#pragma unroll 1
+        for (int i = 0; i < warps; ++i) {
+            if (i < warp) chunks_now += shared.chunks[i], segments_now += shared.segments[i];
+            chunks_before += shared.chunks[i];
+            segments_before += shared.segments[i];
+        }
+        if (n < count) {
+            params.chunks[n] = static_cast<std::int32_t>(clamp(chunks_now + chunks - length, 0, params.most_chunks));
+            params.segments[n] =
+                static_cast<std::int32_t>(clamp(segments_now + segments - own, 0, params.most_segments));
+        }
+        __syncthreads();
+    }
+    const auto all = static_cast<std::int32_t>(clamp(segments_before, 0, params.most_segments));
+    if (threadIdx.x == 0) {
+        params.chunks[count] = static_cast<std::int32_t>(clamp(chunks_before, 0, params.most_chunks));
+        params.segments[count] = all;
+        SegmentChoice choice = shared.choice;
+        choice.segments = all;
+        choice.cut = static_cast<std::int32_t>(shared.cut);
+        *params.choice = choice;
+    }
+    if (shared.cut == 0 || !params.states.stored_ends) return;
+    const std::int64_t rows = std::int64_t(all) * params.in.problem.heads_v;
+#pragma unroll 1
+    for (std::int64_t i = threadIdx.x; i < rows; i += kTableThreads) {
+        params.states.stored_ends[i] = params.states.stored_starts[i] = 0;
+        if (params.states.windows) params.states.windows[i] = kUnknown;
     }
 }
 
 __global__ void __launch_bounds__(kTableThreads, 1) table_kernel(const __grid_constant__ TableParams params) {
     auto& shared = shared_block<TableShared>();
-    static_assert(SegmentModel::kCandidates == 32);
-    if (threadIdx.x == 0) shared.forgetful = shared.warm = 0;
+    if (threadIdx.x == 0) shared.forgetful = shared.warm = shared.cut = 0;
     wait_for_earlier_grids();
     let_next_grid_start();
-    const bool writes = blockIdx.x == 0;
-    if (writes && threadIdx.x < SegmentCosts::kAllLaunches) params.taken[threadIdx.x] = 0;
+    if (params.taken && threadIdx.x < kTakenCounts) params.taken[threadIdx.x] = 0;
     __syncthreads();
     GuessedWindows guessed(params);
     const std::int64_t used = clamped_used_tokens(params.in);
-    std::uint32_t longest = 0, chunks = 0;
-    each_sum(
-        shared, params.in.count, params.most_chunks,
-        [&](std::int64_t n) {
-            const Span span = clamped_span(params.in, n);
-            // NOTE: a division of 64 bits takes a hundred instructions; the tokens of a call are fewer than 2^31.
-            const auto each = static_cast<std::uint32_t>(params.chunk);
-            const std::uint32_t length = (static_cast<std::uint32_t>(span.length) + each - 1) / each;
-            longest = max(longest, length);
-            if (n < kMostSequences) shared.length[n] = length, shared.begin[n] = span.begin;
-            return static_cast<std::int64_t>(length);
-        },
-        [&](std::int64_t n, std::int32_t sum) {
-            if (writes) params.chunks[n] = sum;
-            if (n == params.in.count) shared.counts[0].chunks = static_cast<std::uint32_t>(sum);
-        });
-    chunks = shared.counts[0].chunks;
+    std::uint32_t longest = 1, chunks = 0;
+#pragma unroll 1
+    for (std::int64_t n = threadIdx.x; n < params.in.count; n += kTableThreads) {
+        const std::uint32_t length = length_of(params, n);
+        longest = max(longest, length);
+        chunks += length;
+        if (n < TableShared::kLengths) shared.length[n] = length;
+    }
     guessed.add_to(shared, used);
-    __syncthreads();
 #pragma unroll
     for (int bit = 1; bit < 32; bit *= 2) longest = max(longest, __shfl_xor_sync(kFullWarp, longest, bit));
-    if (threadIdx.x % 32 == 0) shared.longest[threadIdx.x / 32] = longest;
+    chunks = warp_sum(chunks);
+    if (threadIdx.x % 32 == 0) {
+        shared.longest[threadIdx.x / 32] = longest;
+        shared.chunks[threadIdx.x / 32] = chunks;
+    }
     __syncthreads();
-    choose(params, shared, chunks);
-    each_sum(
-        shared, params.in.count, params.most_segments,
-        [&](std::int64_t n) {
-            const auto length = static_cast<std::int32_t>(
-                n < kMostSequences ? shared.length[n]
-                                   : static_cast<std::uint32_t>(params.chunks[n + 1] - params.chunks[n]));
-            const std::int32_t each = shared.choice.segment_chunks;
-            return static_cast<std::int64_t>(length > each ? (length - 1) / each + 1 : 1);
-        },
-        [&](std::int64_t n, std::int32_t sum) {
-            if (writes) params.segments[n] = sum;
-            if (n <= kMostSequences) shared.segment[n] = sum;
-        });
-    if (shared.choice.windows) store_windows(params, shared);
+    chunks = 0;
+#pragma unroll
+    for (int i = 0; i < TableShared::kWarps; ++i) {
+        longest = max(longest, shared.longest[i]);
+        chunks += static_cast<std::uint32_t>(shared.chunks[i]);
+    }
+    choose(params, shared, chunks, longest);
+    store_tables(params, shared);
 }
 
 }  // namespace flashqla::cuda::sm80

@@ -1,10 +1,16 @@
-// Who does what. A block stays and takes one item after another: 128 columns of one value head's state through the
-// chunks of a segment, by four warpgroups:
+// Who does what. A block stays and takes one item after another. First, where sequences are cut, those that lead to
+// start states:
+//
+//   ends       128 columns of one value head's state, or of its transition, through the chunks of a segment
+//   carries    8 or 16 columns of V over the cuts of one sequence and value head      device/carry_walk.cuh
+//   outputs    128 columns of one value head's state through the chunks of a segment
+//
+// by four warpgroups:
 //
 //   0, 1   the walk: 64 columns of V each, as 64 rows of S^T in registers             walk.cuh
 //   2      the triangles of a chunk, one or two chunks ahead                          triangles.cuh
 //   3      two warps: inverses of the triangles' diagonal blocks of 16x16             diagonal.cuh
-//          one warp: finds items, loads q, k and v                                    loader.cuh
+//          one warp: takes items, loads q, k and v                                    loader.cuh
 //          one warp: gates and norms                                                  gates.cuh
 //
 // and what they hand to each other.
@@ -29,6 +35,8 @@ struct ForwardConfig {
     static constexpr int kStages = 3;  // chunks of rows in shared memory
     static constexpr int kTurns = 2;   // chunks of triangles
     static constexpr int kItems = 2;   // that the roles may be at
+    static constexpr int kLoaderWarp = kWalkers / 32 + 6;
+    static constexpr int kMeeting = 5;  // of those who walk
     static constexpr int kWalkRegisters = 192, kTriangleRegisters = 72, kOtherRegisters = 56;
 };
 
@@ -68,24 +76,37 @@ struct ForwardTriangles {
     alignas(16) __half diagonal[64 * kDiagonalRow];  // -L_jj, row after row; what is not below the diagonal is anything
 };
 
-// What a block walks through. The loader finds it, ahead of the others.
+enum class ForwardWork : std::int32_t {
+    state,         // through the chunks of a segment
+    carry,         // from place.v0 on, over the cuts of a sequence whose first segment is place.number
+    no_more,       // there are no more items
+    no_more_ends,  // what comes is not ends
+};
+
+// What a block does next. The loader finds it, ahead of the others.
 struct ForwardItem {
     StatePlace place;
-    std::int32_t chunks;  // to load, those of place.warm included; none of a padding row
-    int tokens;           // of these
-    int columns;          // of o, from the block's first on
+    ForwardWork work;
+    std::int32_t chunks;    // to load, those of place.warm included; none of a padding row or a carry
+    int tokens;             // of these
+    int columns;            // of o, from the block's first on
+    std::int32_t segments;  // of a carry's sequence
 
     // Where the first of them is, in the sequence's row of the tensors.
     __device__ __forceinline__ std::int64_t first_token() const {
         return place.span.begin + place.segment.first_token - std::int64_t(place.warm) * 64;
     }
-    __device__ __forceinline__ bool is_end() const { return place.segment.n < 0; }  // there are no more
+    // Whether the state that the walk begins with is stored by another item, of ends or a carry.
+    __device__ __forceinline__ bool waits_for_start(const ForwardCall& call) const {
+        return place.segment.index > 0 ? place.warm == 0 : start_is_kept(call, place);
+    }
 };
 
 // The walk's own copy, always in the same place: it has no register left for where it lies.
 struct ForwardWalkItem {
     ForwardItem item;
     std::uint32_t number, first_chunk;  // items and chunks of the block before it
+    std::uint32_t carried;              // cuts, between items
 };
 
 // What a warp of the walk has no register for either.
@@ -111,6 +132,7 @@ struct ForwardShared {
     ForwardWalkItem walk;
     ForwardKept kept[Config::kWalkers / 32];
     Barrier item_full[Config::kItems], item_empty[Config::kItems];
+    Barrier carry_full[2], carry_empty[2];  // transitions
     // Of o. NOTE: here because parameters come through the caches of instructions.
     void* o_data;
     std::int64_t o_stride;
@@ -119,7 +141,7 @@ struct ForwardShared {
     __device__ __forceinline__ void open(const ForwardCall& call) {
         constexpr std::uint32_t kWalkWarps = Config::kWalkers / 32;
         if (threadIdx.x == 0) {
-            walk.number = 0;
+            walk.number = walk.carried = 0;
 #pragma unroll
             for (ForwardKept& it : kept) it.chunk = 0, it.stage = 0;
             o_data = call.o.data;
@@ -142,6 +164,11 @@ struct ForwardShared {
             for (int i = 0; i < Config::kItems; ++i) {
                 item_full[i].init(1);
                 item_empty[i].init(kWalkWarps + 4 + 2 + 1);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                carry_full[i].init(1);
+                carry_empty[i].init(kWalkWarps);
             }
             fence_barrier_init();
         }
@@ -173,13 +200,14 @@ public:
         if (threadIdx.x % 32 == 0) shared_.item_empty[turn_.stage()].arrive();
         ++turn_.n;
     }
-    // Chunks of the next item that has any; 0: there is none.
-    __device__ __forceinline__ std::int32_t next_chunks() {
+    // Chunks of the next item that has any; 0: there is none, or, if `ends`, no more ends.
+    __device__ __forceinline__ std::int32_t next_chunks(bool ends = false) {
         for (;;) {
             const ForwardItem& item = next();
-            const std::int32_t chunks = item.is_end() ? -1 : item.chunks;
-            if (chunks < 0) return 0;
+            const std::int32_t chunks = item.chunks;
+            const bool last = item.work == (ends ? ForwardWork::no_more_ends : ForwardWork::no_more);
             release();
+            if (last) return 0;
             if (chunks > 0) return chunks;
         }
     }
@@ -190,9 +218,8 @@ private:
 };
 
 // What every role knows of its block.
-template <class Config, ChunkMode kMode>
+template <class Config>
 struct ForwardRole {
-    static constexpr bool kOutputs = kMode == ChunkMode::outputs;
     const ForwardParams& params;
     const ForwardCall& call;
     ForwardShared<Config>& shared;

@@ -6,9 +6,9 @@
 
 namespace flashqla::cuda::sm90 {
 
-template <class Config, ChunkMode kMode>
-class ForwardDiagonal : ForwardRole<Config, kMode> {
-    using Role = ForwardRole<Config, kMode>;
+template <class Config>
+class ForwardDiagonal : ForwardRole<Config> {
+    using Role = ForwardRole<Config>;
     using Role::shared;
     static constexpr int kPairs = 8;  // of a row of a block
 

@@ -8,9 +8,9 @@
 
 namespace flashqla::cuda::sm90 {
 
-template <class Config, ChunkMode kMode>
-class ForwardGates : ForwardRole<Config, kMode> {
-    using Role = ForwardRole<Config, kMode>;
+template <class Config>
+class ForwardGates : ForwardRole<Config> {
+    using Role = ForwardRole<Config>;
     using Op = typename Config::Op;
     using Role::call;
     using Role::lane;
@@ -37,7 +37,7 @@ private:
 #pragma unroll 1
         for (;;) {
             const ForwardItem& item = items.next();
-            if (item.is_end()) break;
+            if (item.work == ForwardWork::no_more) break;
             if (item.chunks > 0) run<kPlain>(item);
             items.release();
         }

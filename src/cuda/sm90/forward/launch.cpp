@@ -3,11 +3,10 @@
 namespace flashqla::cuda::sm90 {
 
 Status launch_forward(const char* function, const ChunkParams& params, int device, Stream stream) noexcept {
-    ForwardParams all{params, {}, {}, {}, false};
     const ForwardCall& call = params.call;
     const Problem& p = call.problem;
-    const bool without_q = params.mode == ChunkMode::ends;  // ends take none
-    all.mapped = (without_q || make_tensor_map(all.q_map, call.q, p, p.heads_k, p.dim_k)) &&
+    ForwardParams all{params, static_cast<std::uint32_t>(pieces(p.dim_v, kCarryColumns)), {}, {}, {}, false};
+    all.mapped = make_tensor_map(all.q_map, call.q, p, p.heads_k, p.dim_k) &&
                  make_tensor_map(all.k_map, call.k, p, p.heads_k, p.dim_k) &&
                  make_tensor_map(all.v_map, call.v, p, p.heads_v, p.dim_v);
     return launch_forward_bf16({function, "forward", device, stream}, all);

@@ -1,4 +1,4 @@
-// Picks the kernel by the size of K and the mode; a file for each type of operands compiles it.
+// Picks the kernel by the size of K; a file for each type of operands compiles it.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@ template <class Op>
 Status launch_forward_of(const LaunchSite& site, const ForwardParams& params) noexcept {
     using Config = ForwardConfig<Op, 128>;
     const auto places = static_cast<std::uint32_t>(gpus().list[static_cast<std::size_t>(site.device)].multiprocessors);
-    const LaunchShape shape{std::min(params.segment_blocks, places), Config::kThreads, sizeof(ForwardShared<Config>),
-                            true};
-    return params.mode == ChunkMode::ends ? launch(site, shape, &forward_kernel<Config, ChunkMode::ends>, params)
-                                          : launch(site, shape, &forward_kernel<Config, ChunkMode::outputs>, params);
+    // NOTE: where sequences may be cut, there may be more items than those of outputs.
+    const std::uint32_t blocks = params.states.starts ? places : std::min(params.segment_blocks, places);
+    const LaunchShape shape{blocks, Config::kThreads, sizeof(ForwardShared<Config>), true};
+    return launch(site, shape, &forward_kernel<Config>, params);
 }
 
 }  // namespace flashqla::cuda::sm90

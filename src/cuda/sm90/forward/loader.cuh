@@ -1,18 +1,29 @@
-// The warp that finds the items of the block, and loads q, k and v of the chunks ahead.
+// The warp that takes items for the block, and loads q, k and v of the chunks ahead.
 #pragma once
 
+#include "cuda/device/arrivals.cuh"
 #include "cuda/sm90/forward/config.cuh"
 #include "cuda/sm90/forward/walk.cuh"
 
 namespace flashqla::cuda::sm90 {
 
-template <class Config, ChunkMode kMode>
-class ForwardLoader : ForwardRole<Config, kMode> {
-    using Role = ForwardRole<Config, kMode>;
+// The next item for this block. NOTE: numbers ascend for each block, so that what an item waits for, which has a lower
+// number, is done or being done. Where lengths are known beforehand nothing waits, and items are shared out evenly.
+__device__ __forceinline__ std::uint32_t take_item(const ForwardParams& params, std::uint32_t before) {
+    if (!params.table.taken) return before + gridDim.x;
+    std::uint32_t taken = 0;
+    if (threadIdx.x % 32 == 0) taken = atomicAdd(params.table.taken + kItemsTaken, 1u);
+    return __shfl_sync(kFullWarp, taken, 0);
+}
+
+template <class Config, bool kCut>
+class ForwardLoader : ForwardRole<Config> {
+    using Role = ForwardRole<Config>;
     using Op = typename Config::Op;
     using Rows = ForwardRows<Config>;
+    using Ends = ForwardWalk<Config, ChunkMode::ends, kCut>;
+    using Outputs = ForwardWalk<Config, ChunkMode::outputs, kCut>;
     using Role::call;
-    using Role::kOutputs;
     using Role::lane;
     using Role::params;
     using Role::shared;
@@ -21,84 +32,163 @@ class ForwardLoader : ForwardRole<Config, kMode> {
 public:
     __device__ __forceinline__ ForwardLoader(const Role& role) : Role(role) {}
 
-    __device__ __forceinline__ void run() {
-        const std::uint32_t each = call.problem.heads_v * params.tiles;
-        const std::int64_t segments = segments_end(call, params.table, params.segment_blocks / each);
-        const std::uint32_t items = static_cast<std::uint32_t>(segments) * each;
-        // What waits for the carry between segments comes last.
-        windows_ = params.states.windows && choice_of(params.table).windows;
-        bool waits = kOutputs && params.states.windows;
-        const std::uint32_t rounds = waits && segments > call.count ? 2 : 1;
+    // `number`: the first item.
+    __device__ __forceinline__ void run(std::uint32_t number) {
+        const SegmentChoice choice = choice_of(params.table);
+        const auto heads = static_cast<std::uint32_t>(call.problem.heads_v);
+        const std::uint32_t rows = params.table.choice ? static_cast<std::uint32_t>(choice.segments) * heads
+                                                       : params.segment_blocks / params.tiles;
+        const std::uint32_t outputs = rows * params.tiles;
+        if constexpr (kCut) {
+            windows_ = choice.windows && params.states.windows;
+            run(number, rows * end_tiles(), static_cast<std::uint32_t>(choice.cut) * heads * params.carry_tiles,
+                outputs);
+        } else {
 #pragma unroll 1
-        for (std::uint32_t i = blockIdx.x; i < rounds * items; i = next_number(i)) {
-            const bool last = i >= items;
-            if (last && waits) {
-                wait_for_earlier_grids();
-                waits = false;
+            for (; number < outputs; number = take_item(params, number)) {
+                if (find_output(number, false)) load();
             }
-            if (!find(last ? i - items : i, last)) continue;
-            load(shared.items[turn_.stage()]);
-            ++turn_.n;
         }
-        if (waits) wait_for_earlier_grids();
-        shared.item_empty[turn_.stage()].wait(turn_.round() ^ 1);
-        if (lane() == 0) {
-            shared.items[turn_.stage()].place.segment.n = -1;
-            shared.item_full[turn_.stage()].arrive();
-        }
+        announce_end(ForwardWork::no_more);
     }
 
 private:
-    // Whoever is first takes the next one where lengths are not known beforehand.
-    __device__ __forceinline__ std::uint32_t next_number(std::uint32_t i) const {
-        if (!params.table.taken) return i + gridDim.x;
-        std::uint32_t taken = 0;
-        if (lane() == 0) taken = atomicAdd(params.table.taken, 1u);
-        return gridDim.x + __shfl_sync(kFullWarp, taken, 0);
+    // Outputs that wait for a carry come last.
+    __device__ __forceinline__ void run(std::uint32_t number, std::uint32_t ends, std::uint32_t carries,
+                                        std::uint32_t outputs) {
+        outputs_ = false;
+#pragma unroll 1
+        for (;; number = take_item(params, number)) {
+            std::uint32_t i = number;
+            if (i < ends) {
+                if (find_end(i)) load();
+                continue;
+            }
+            if (!outputs_) announce_end(ForwardWork::no_more_ends);
+            outputs_ = true;
+            i -= ends;
+            if (i < carries) {
+                if (find_carry(i)) load_carry();
+                continue;
+            }
+            i -= carries;
+            if (i >= 2 * outputs) break;
+            const bool carried = i >= outputs;
+            if (find_output(carried ? i - outputs : i, carried)) load();
+        }
     }
 
-    // Hands the i-th item to the others, if there is anything to do for it. `carried`: of outputs with windows, those
-    // whose start state is carried, and no others.
-    __device__ __forceinline__ bool find(std::uint32_t i, bool carried) const {
-        const auto heads = static_cast<std::uint32_t>(call.problem.heads_v);
-        const std::uint32_t tile = i % params.tiles, row = i / params.tiles;
-        const std::int64_t number = row / heads;
-        const Segment segment = segment_of(call, params.table, number);
-        if (segment.n < 0) return false;
-        using Walk = ForwardWalk<Config, kMode>;
-        StatePlace place =
-            Walk::place_of(params, segment, number, static_cast<std::int32_t>(row % heads), static_cast<int>(tile));
-        bool walks = Walk::walks(place);
-        if (!walks && !kOutputs) return false;
-        if (kOutputs && params.states.windows && !windows_) {
-            if ((segment.index > 0) != carried) return false;
-        } else if (windows_) {
+    __device__ __forceinline__ std::uint32_t end_tiles() const {
+        return params.tiles + static_cast<std::uint32_t>(pieces(call.problem.dim_k, Config::kColumns));
+    }
+
+    // Each of these hands the i-th item of a kind to the others, if there is anything to do for it.
+    __device__ __forceinline__ bool find_end(std::uint32_t i) {
+        const std::uint32_t row = i / end_tiles();
+        StatePlace place;
+        if (!find_place<Ends>(place, row, i % end_tiles())) return false;
+        bool walks = Ends::walks(place);
+        if (!walks) return false;
+        if (windows_) {
             const std::int32_t* window = params.states.windows + row;
-            place.warm = segment.index > 0 ? max(*window, 0) : 0;
-            const bool whole_past = segment.index > 0 && place.warm == 0;
-            if constexpr (kOutputs) {
-                if (whole_past != carried) return false;
-            } else {
-                // Nobody asks for the end, or for the transition of a segment whose past is forgotten.
-                if (place.transition && !whole_past) return false;
-                walks = window[heads] == kWholePast;
-                if (!walks && !Walk::start_is_kept(call, place)) return false;
-            }
+            const bool whole_past = take_window(place, window);
+            // Nobody asks for the end, or for the transition of a segment whose past is forgotten.
+            if (place.transition && !whole_past) return false;
+            walks = wait_for_value(window + call.problem.heads_v) == kWholePast;
+            if (!walks && !start_is_kept(call, place)) return false;
         }
+        hand_over(place, walks);
+        return true;
+    }
+    // `carried`: those whose start state is carried, and no others.
+    __device__ __forceinline__ bool find_output(std::uint32_t i, bool carried) {
+        const std::uint32_t row = i / params.tiles;
+        StatePlace place;
+        if (!find_place<Outputs>(place, row, i % params.tiles)) return false;
+        if constexpr (kCut) {
+            const bool whole_past =
+                windows_ ? take_window(place, params.states.windows + row) : place.segment.index > 0;
+            if (whole_past != carried) return false;
+        }
+        hand_over(place, Outputs::walks(place));
+        return true;
+    }
+    __device__ __forceinline__ bool find_carry(std::uint32_t i) {
+        const auto heads = static_cast<std::uint32_t>(call.problem.heads_v);
+        const std::uint32_t row = i / params.carry_tiles;
+        StatePlace place{};
+        place.segment.n = params.table.cut[row / heads];
+        place.head = static_cast<std::int32_t>(row % heads);
+        place.v0 = static_cast<std::int32_t>(i % params.carry_tiles) * kCarryColumns;
+        const SegmentRange segments = segments_of(call, params.table, place.segment.n);
+        place.number = segments.first;
         shared.item_empty[turn_.stage()].wait(turn_.round() ^ 1);
         if (lane() == 0) {
             ForwardItem& item = shared.items[turn_.stage()];
             item.place = place;
-            item.chunks = walks ? segment.chunks + place.warm : 0;
-            item.tokens = Walk::tokens_of(place, params.table.chunk) + place.warm * kChunk;
+            item.work = ForwardWork::carry;
+            item.chunks = 0;
+            item.segments = segments.count;
+        }
+        __syncwarp();
+        if (!CarriedCuts(params, shared.items[turn_.stage()], windows_).any()) return false;
+        if (lane() == 0) shared.item_full[turn_.stage()].arrive();
+        return true;
+    }
+    // NOTE: takes the place of the rows. It may take so long that what this block would take next is better left to
+    // others until it is done.
+    __device__ __forceinline__ void load_carry() {
+        RingPlace<Config::kStages> place = place_;
+#pragma unroll 1
+        for (int i = 0; i < Config::kStages; ++i, place.next()) shared.rows_empty[place.stage].wait(place.round ^ 1);
+        ForwardCarry<Config>::load(params, shared, CarriedCuts(params, shared.items[turn_.stage()], windows_),
+                                   carry_turn_);
+        shared.item_empty[turn_.stage()].wait(turn_.round());
+        ++turn_.n;
+    }
+
+    template <class Walk>
+    __device__ __forceinline__ bool find_place(StatePlace& place, std::uint32_t row, std::uint32_t tile) const {
+        const auto heads = static_cast<std::uint32_t>(call.problem.heads_v);
+        const std::int64_t number = row / heads;
+        const Segment segment = segment_of(call, params.table, number);
+        if (segment.n < 0) return false;
+        place = Walk::place_of(params, segment, number, static_cast<std::int32_t>(row % heads), static_cast<int>(tile));
+        return true;
+    }
+    // Whether the start state depends on the whole past.
+    static __device__ __forceinline__ bool take_window(StatePlace& place, const std::int32_t* window) {
+        place.warm = place.segment.index > 0 ? max(wait_for_value(window), 0) : 0;
+        return place.segment.index > 0 && place.warm == 0;
+    }
+
+    __device__ __forceinline__ void hand_over(const StatePlace& place, bool walks) {
+        shared.item_empty[turn_.stage()].wait(turn_.round() ^ 1);
+        if (lane() == 0) {
+            ForwardItem& item = shared.items[turn_.stage()];
+            item.place = place;
+            item.work = ForwardWork::state;
+            item.chunks = walks ? place.segment.chunks + place.warm : 0;
+            item.tokens = Outputs::tokens_of(place, params.table.chunk) + place.warm * kChunk;
             item.columns = call.problem.dim_v - place.v0;
             shared.item_full[turn_.stage()].arrive();
         }
         __syncwarp();
-        return true;
+    }
+    __device__ __forceinline__ void announce_end(ForwardWork what) {
+        shared.item_empty[turn_.stage()].wait(turn_.round() ^ 1);
+        if (lane() == 0) {
+            shared.items[turn_.stage()].work = what;
+            shared.items[turn_.stage()].chunks = 0;
+            shared.item_full[turn_.stage()].arrive();
+        }
+        ++turn_.n;
     }
 
-    __device__ __forceinline__ void load(const ForwardItem& item) {
+    // The rows of the item that was handed over.
+    __device__ __forceinline__ void load() {
+        const ForwardItem& item = shared.items[turn_.stage()];
+        ++turn_.n;
         const StatePlace& at = item.place;
         key_head_ = call.key_head(at.head);
         token_ = item.first_token();
@@ -140,10 +230,10 @@ private:
     __device__ __forceinline__ void copy(Rows& to, Barrier& full, const StatePlace& at) const {
         constexpr std::uint32_t kEach = 2 * kBoxBytes;
         static_assert(Config::kK == 128 && Config::kColumns == 128);
-        full.arrive_expecting(kEach * (1 + (kOutputs ? 1 : 0) + (at.transition ? 0 : 1)));
+        full.arrive_expecting(kEach * (1 + (outputs_ ? 1 : 0) + (at.transition ? 0 : 1)));
         const auto batch = static_cast<int>(at.span.batch);
         copy_tile(to.k, params.k_map, full, 0, key_head_, batch);
-        if constexpr (kOutputs) copy_tile(to.q, params.q_map, full, 0, key_head_, batch);
+        if (outputs_) copy_tile(to.q, params.q_map, full, 0, key_head_, batch);
         if (!at.transition) copy_tile(to.values, params.v_map, full, at.v0, at.head, batch);
     }
     template <class Tile>
@@ -158,7 +248,7 @@ private:
 
     __device__ __forceinline__ void clear_tail(Rows& to, int tokens) const {
         clear_rows(to.k, tokens);
-        if constexpr (kOutputs) clear_rows(to.q, tokens);
+        if (outputs_) clear_rows(to.q, tokens);
         clear_rows(to.values, tokens);
     }
     // Rows first.. of a tile.
@@ -175,7 +265,7 @@ private:
     __device__ __forceinline__ void fill(Rows& to, const StatePlace& at, int tokens) const {
         const std::int64_t batch = at.span.batch;
         fill_tile(to.k, call.k, batch, key_head_, 0, tokens, call.problem.dim_k);
-        if constexpr (kOutputs) fill_tile(to.q, call.q, batch, key_head_, 0, tokens, call.problem.dim_k);
+        if (outputs_) fill_tile(to.q, call.q, batch, key_head_, 0, tokens, call.problem.dim_k);
         if (!at.transition) fill_tile(to.values, call.v, batch, at.head, at.v0, tokens, call.problem.dim_v - at.v0);
     }
     // NOTE: not called but written out: a call would leave all roles of the kernel with as many registers.
@@ -198,7 +288,8 @@ private:
     Turn<Config::kItems> turn_;         // of items
     RingPlace<Config::kStages> place_;  // of rows
     std::uint32_t tail_round_ = 0;
-    bool windows_ = false;
+    Turn<2> carry_turn_;
+    bool windows_ = false, outputs_ = true;
     std::int64_t token_ = 0;  // of the next chunk to load
     int key_head_ = 0;
 };

@@ -14,23 +14,32 @@
 
 namespace flashqla::cuda::sm90 {
 
-template <class Config, ChunkMode kMode>
-class ForwardTriangleMaker : ForwardRole<Config, kMode> {
-    using Role = ForwardRole<Config, kMode>;
+template <class Config>
+class ForwardTriangleMaker : ForwardRole<Config> {
+    using Role = ForwardRole<Config>;
     using Op = typename Config::Op;
     using Element = typename Op::Element;
-    using Role::kOutputs;
     using Role::shared;
     static constexpr int kStages = Config::kStages, kTurns = Config::kTurns;
 
 public:
     __device__ __forceinline__ ForwardTriangleMaker(const Role& role, int warp) : Role(role), warp_(warp) {}
 
+    template <bool kCut>
     __device__ __forceinline__ void run() {
         RingPlace<kStages> place;
         ForwardItems<Config> items(shared);
         Turn<kTurns> at;
-        std::int32_t left = items.next_chunks();
+        if constexpr (kCut) run_items<false>(items, place, at);
+        run_items<true>(items, place, at);
+    }
+
+private:
+    // NOTE: two loops, since a branch around products would make them wait. kOutputs: else ends, which take no Q.
+    template <bool kOutputs>
+    __device__ __forceinline__ void run_items(ForwardItems<Config>& items, RingPlace<kStages>& place,
+                                              Turn<kTurns>& at) {
+        std::int32_t left = items.next_chunks(!kOutputs);
         if (left == 0) return;
         wait_for_rows(place);
         ask_keys(place.stage);
@@ -60,15 +69,15 @@ public:
             fence_for_wgmma();
             arrive(shared.triangles_full[turn]);
             place.next();
-            if (--left == 0) left = items.next_chunks();
+            if (--left == 0) left = items.next_chunks(!kOutputs);
             if (left > 0) wait_for_rows(place);
-            ask_keys(place.stage);  // NOTE: of nothing in the end: a branch around products would make them wait
+            ask_keys(place.stage);  // NOTE: of nothing in the end, for the same reason
             if (left == 0) break;
         }
+        ++at.n;
         wgmma_wait<0>();
     }
 
-private:
     __device__ __forceinline__ int warp() const { return warp_; }
     // NOTE: known only where it is asked for, or places that depend on it are kept in registers all along, and others
     // go to memory and back.

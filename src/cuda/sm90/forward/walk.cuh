@@ -10,14 +10,17 @@
 // The state and the outputs are in units of a power of two, each warp's own, in which R lies in fp16's range.
 #pragma once
 
+#include "cuda/device/arrivals.cuh"
 #include "cuda/device/reduce.cuh"
 #include "cuda/device/swizzled_output.cuh"
 #include "cuda/device/tail.cuh"
+#include "cuda/sm90/forward/carry.cuh"
 #include "cuda/sm90/forward/config.cuh"
 
 namespace flashqla::cuda::sm90 {
 
-template <class Config, ChunkMode kMode>
+// kCut: some sequence of the call is cut.
+template <class Config, ChunkMode kMode, bool kCut>
 class ForwardWalk : public StateWalk<Config::kK, Config::kColumns, kMode, true, true> {
     using Base = StateWalk<Config::kK, Config::kColumns, kMode, true, true>;
     using Op = typename Config::Op;
@@ -30,20 +33,29 @@ class ForwardWalk : public StateWalk<Config::kK, Config::kColumns, kMode, true, 
     using Base::call_;
     using Base::inverse_unit_;
     using Base::p_;
+    using Base::params_;
     using Base::state_;
     using Base::unit_;
 
 public:
     using Base::place_of;
-    using Base::start_is_kept;
     using Base::tokens_of;
     using Base::walks;
 
-    // Everything that the group has to do in its block.
+    // Everything of its kind that the group has to do in its block; carries are with the outputs.
     static __device__ __forceinline__ void run_all(const ForwardParams& params, ForwardShared<Config>& shared) {
         for (;;) {
             take_item(shared);
-            if (shared.walk.item.is_end()) break;
+            // NOTE: or the compiler takes everything behind it for divergent, and descriptors of products from
+            // registers that it does not have.
+            const auto work = static_cast<ForwardWork>(uniform(static_cast<std::uint32_t>(shared.walk.item.work)));
+            if (work == (kOutputs ? ForwardWork::no_more : ForwardWork::no_more_ends)) break;
+            if constexpr (kOutputs && kCut) {
+                if (work == ForwardWork::carry) {
+                    carry(params, shared);
+                    continue;
+                }
+            }
             ForwardWalk(params, shared).run();
         }
         if (kOutputs && params.zero_blocks > 0) {
@@ -55,11 +67,11 @@ public:
 private:
     // The next item, once both groups are done with the one before.
     static __device__ __forceinline__ void take_item(ForwardShared<Config>& shared) {
-        constexpr int kMeeting = 5, kWords = sizeof(ForwardItem) / 4;
+        constexpr int kWords = sizeof(ForwardItem) / 4;
         static_assert(kWords <= 128 && sizeof(ForwardItem) % 4 == 0);
         const Turn<Config::kItems> turn{shared.walk.number};
         shared.item_full[turn.stage()].wait(turn.round());
-        sync_threads<kMeeting, Config::kWalkers>();
+        sync_threads<Config::kMeeting, Config::kWalkers>();
         if (threadIdx.x < kWords) {
             reinterpret_cast<std::uint32_t*>(&shared.walk.item)[threadIdx.x] =
                 reinterpret_cast<const std::uint32_t*>(&shared.items[turn.stage()])[threadIdx.x];
@@ -67,8 +79,21 @@ private:
             shared.walk.number = turn.n + 1;
             shared.walk.first_chunk = shared.kept[0].chunk;
         }
-        sync_threads<kMeeting, Config::kWalkers>();
-        if (lane() == 0) shared.item_empty[turn.stage()].arrive();
+        sync_threads<Config::kMeeting, Config::kWalkers>();
+        if (lane() == 0 && !(kCut && shared.walk.item.work == ForwardWork::carry))
+            shared.item_empty[turn.stage()].arrive();
+    }
+
+    static __device__ __forceinline__ void carry(const ForwardParams& params, ForwardShared<Config>& shared) {
+        const ForwardItem& item = shared.walk.item;
+        Turn<2> turn{shared.walk.carried};
+        ForwardCarry<Config>::run(params, shared, CarriedCuts(params, item, choice_of(params.table).windows),
+                                  item.place.v0, turn);
+        fence_for_wgmma();
+        sync_threads<Config::kMeeting, Config::kWalkers>();
+        if (threadIdx.x == 0) shared.walk.carried = turn.n;
+        const Turn<Config::kItems> taken{shared.walk.number - 1};
+        if (lane() == 0) shared.item_empty[taken.stage()].arrive();
     }
 
     __device__ __forceinline__ ForwardWalk(const ChunkParams& params, ForwardShared<Config>& shared)
@@ -76,6 +101,9 @@ private:
 
     __device__ __forceinline__ void run() {
         if (kOutputs && at_.slots.padding) return Base::run_padding();
+        if constexpr (kOutputs && kCut) {
+            if (shared_.walk.item.waits_for_start(call_)) wait_for_start(at_.number);
+        }
         Base::start();
         // NOTE: made here, or the compiler keeps it in three registers.
         values_at_ = only_here(Values::a_transposed_place(0, 16 * warp()));
@@ -94,7 +122,49 @@ private:
         }
         state_.scale(decayed_);
         unit_ = inverse_of_power(inverse_unit_);
-        Base::finish();
+        if constexpr (kOutputs) {
+            if constexpr (kCut) {
+                if (at_.segment.last && at_.segment.index > 0 && final_is_initial()) {
+                    wait_for_start(at_.number - at_.segment.index);
+                }
+            }
+            Base::finish();
+        } else {
+            store_end();
+            announce_end();
+        }
+    }
+    __device__ __forceinline__ void store_end() {
+        Base::to_real_units();
+        float* to = params_.states.ends + (at_.number * p_.heads_v + at_.head) * end_elements(p_);
+        if (at_.transition) {
+            state_.store_rows(to + end_state_elements(p_), at_.v0, kK, kK);
+        } else {
+            state_.store_rows(to, at_.v0, p_.dim_v, p_.dim_k);
+        }
+    }
+
+    // Until the start state of a segment is stored, by a carry or what kept it.
+    __device__ __forceinline__ void wait_for_start(std::int64_t segment) const {
+        if (threadIdx.x == 0) {
+            wait_for_count(params_.states.stored_starts + segment * p_.heads_v + at_.head,
+                           static_cast<std::uint32_t>(p_.dim_v));
+        }
+        sync_threads<Config::kMeeting, Config::kWalkers>();
+    }
+    // Whether the final state takes the place of the initial one, which something else may still have to read.
+    __device__ __forceinline__ bool final_is_initial() const {
+        return at_.slots.read >= 0 && at_.slots.read == at_.slots.write &&
+               call_.initial_state.data == call_.final_state.data;
+    }
+    // The end or transition of a segment is stored, and what it kept.
+    __device__ __forceinline__ void announce_end() const {
+        sync_threads<Config::kMeeting, Config::kWalkers>();
+        if (threadIdx.x != 0) return;
+        const std::int64_t row = at_.number * p_.heads_v + at_.head;
+        const int columns = min(Config::kColumns, (at_.transition ? p_.dim_k : p_.dim_v) - at_.v0);
+        announce(params_.states.stored_ends + row, static_cast<std::uint32_t>(columns));
+        if (Base::start_is_kept()) announce(params_.states.stored_starts + row, static_cast<std::uint32_t>(columns));
     }
 
     static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }

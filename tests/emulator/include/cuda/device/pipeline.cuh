@@ -43,6 +43,7 @@ struct alignas(8) Barrier {
 
 inline void fence_barrier_init() {}
 inline void fence_for_wgmma() {}
+inline void fence_for_copies() {}
 
 inline void copy_bulk(void* to, const void* from, std::uint32_t bytes, Barrier& barrier) {
     if (shared_address(to) % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)
