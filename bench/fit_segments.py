@@ -23,7 +23,7 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NAMES = ("outputs step", "outputs start", "ends step", "ends start", "carry", "carry step", "windows")
-MOST_CHANGE = (0.1, 2.0, 0.1, 2.0, 0.0, 0.2, 0.0)  # of a round; carry and windows are not told apart from the rest
+MOST_CHANGE = (0.1, 2.0, 0.1, 2.0, 1.0, 0.2, 1.0)  # of a round
 WINDOW = {"published": 7, "strong": 1}  # chunks that a head needs before a cut
 
 
@@ -43,7 +43,7 @@ def constants_of_plan():
     return (
         *wide_and_start("outputs"),
         *wide_and_start("ends"),
-        constant("kCarryTime"),
+        constant("kForwardCarryTime"),
         constant("kForwardCarryStep"),
         constant("kWindowsTime"),
     )

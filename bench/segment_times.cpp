@@ -20,8 +20,7 @@ int main() {
         costs.walks[SegmentCosts::kOfAll][1] = {ends_step, ends_start, 2, 1, 1 / kMultiprocessors};
         costs.carry = carry;
         costs.carry_step = carry_step;
-        const float columns = heads * 16 <= kMultiprocessors ? 8 : 16;
-        costs.carry_share = static_cast<float>(heads) * 128 / columns / kMultiprocessors;
+        costs.carry_share = static_cast<float>(heads) * 128 / 8 / kMultiprocessors;
         costs.windows = windows;
         SegmentCounts counts;
         counts.chunks = counts.longest = chunks;

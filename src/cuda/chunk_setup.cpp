@@ -79,7 +79,8 @@ std::pair<SegmentChoice, float> best_of(const SegmentCosts& costs, const Mix& mi
 // Leaves out what some lengths would need, but not enough for what it costs all others: blocks that have nothing to do
 // take a few microseconds.
 void leave_out_rare_launches(SegmentCosts& costs, const std::vector<Mix>& mixes, std::int32_t whole) {
-    constexpr float kLaunch = 3.0f;
+    const float price_of_launch =
+        costs.windows > 0 ? 1.0f : 3.0f;  // where everything is together there are no such blocks
     std::vector<float> all;
     for (const Mix& mix : mixes) all.push_back(best_of(costs, mix).second);
     const auto will_do = [&](const SegmentCosts& less, float price) {
@@ -90,12 +91,12 @@ void leave_out_rare_launches(SegmentCosts& costs, const std::vector<Mix>& mixes,
     };
     SegmentCosts less = costs;
     less.least = whole;
-    if (will_do(less, 2 * kLaunch)) costs = less;
+    if (will_do(less, 2 * price_of_launch)) costs = less;
     for (auto& walk : costs.walks) {
         if (walk[0].step <= 0 || walk[1].step <= 0) continue;
         for (WalkLaunch& launch : walk) {
             const float step = std::exchange(launch.step, 0.0f);
-            if (will_do(costs, kLaunch)) break;
+            if (will_do(costs, price_of_launch)) break;
             launch.step = step;
         }
     }
@@ -174,7 +175,10 @@ ChunkSetup::ChunkSetup(const Problem& p, std::int32_t device, const SegmentPlan&
         choice_ = workspace.book<SegmentChoice>("chunks of a segment", 1);
     }
     if (together) {
-        if (tabled_) taken_ = workspace.book<std::uint32_t>("items that blocks have taken", kTakenCounts);
+        if (tabled_) {
+            taken_ = workspace.book<std::uint32_t>("items that blocks have taken", kTakenCounts);
+            segment_records_ = workspace.book<SegmentRecord>("segments", static_cast<std::size_t>(segments_));
+        }
         if (!split_) return;
         const auto rows = static_cast<std::size_t>(segments_ * p.heads_v);
         cut_ = workspace.book<std::int32_t>("sequences that are cut", static_cast<std::size_t>(n));
@@ -202,6 +206,7 @@ ChunkTable ChunkSetup::table(std::byte* workspace) const noexcept {
         table.segments = segment_table_.in(workspace);
         table.choice = choice_.in(workspace);
         if (together_) table.taken = taken_.in(workspace);
+        if (together_) table.records = segment_records_.in(workspace);
         if (together_ && split_) table.cut = cut_.in(workspace);
     }
     table.chunk = chunk_;
@@ -238,6 +243,7 @@ Status ChunkSetup::prepare(const char* function, const Inputs& in, std::byte* wo
                                        chunk_table_.in(workspace),
                                        segment_table_.in(workspace),
                                        choice_.in(workspace),
+                                       together_ ? segment_records_.in(workspace) : nullptr,
                                        together_ && split_ ? cut_.in(workspace) : nullptr,
                                        together_ ? taken_.in(workspace) : nullptr,
                                        chunks_,

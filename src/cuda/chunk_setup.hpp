@@ -66,6 +66,7 @@ private:
     bool together_, split_, tabled_;
     Booking<std::int32_t> chunk_table_, segment_table_, cut_, windows_;
     Booking<SegmentChoice> choice_;
+    Booking<SegmentRecord> segment_records_;
     Booking<std::uint32_t> taken_, stored_ends_, stored_starts_;
     Booking<std::byte> prepared_;
 };

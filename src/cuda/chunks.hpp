@@ -25,14 +25,24 @@ struct SegmentChoice {
     bool windows = false;             // cuts are looked at: those whose past is forgotten are not carried
 };
 
+// Where a segment lies, so that who takes one reads it at once.
+struct alignas(16) SegmentRecord {
+    std::int64_t begin = 0;                // of the sequence's tokens
+    std::int32_t length = 0;               // tokens of the sequence
+    std::int32_t n = 0, index = 0;         // the sequence; which of its segments
+    std::int32_t first_token = 0;          // of the sequence
+    std::int32_t chunks = 0, is_last = 1;  // the sequence ends with it
+};
+
 struct ChunkTable {
     const std::int32_t* chunks = nullptr;    // [N+1] number of the first chunk of each sequence; null: fixed length
     const std::int32_t* segments = nullptr;  // [N+1] the same for segments
     const SegmentChoice* choice = nullptr;   // of a packed call; null: `segment_chunks`
     std::int32_t chunk = 64;                 // tokens
     std::int32_t segment_chunks = 1;
-    std::uint32_t launch = ~0u;         // whose blocks ask: they leave unless the choice has one of these bits
-    const std::int32_t* cut = nullptr;  // the sequences with more than one segment, SegmentChoice::cut of them
+    std::uint32_t launch = ~0u;              // whose blocks ask: they leave unless the choice has one of these bits
+    const SegmentRecord* records = nullptr;  // [segments]; null where nothing asks for them
+    const std::int32_t* cut = nullptr;       // the sequences with more than one segment, SegmentChoice::cut of them
     // How many of a kernel's items its blocks have taken, zero before it, for each kind of work that is counted apart
     // (kTakenCounts); null: blocks share them out evenly. Only for kernels whose blocks stay.
     std::uint32_t* taken = nullptr;

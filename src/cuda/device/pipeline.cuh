@@ -62,6 +62,11 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, std::uint3
                  : "memory");
 }
 
+// Has a tensor map brought closer, which the first copy by it would wait for.
+__device__ __forceinline__ void ask_for_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 // A box of the tensor to a panel of a SwizzledTile, 8 KiB, in the background, by one thread.
 __device__ __forceinline__ void copy_box(void* to, const TensorMap& map, Barrier& barrier, int column, int head,
                                          int token, int batch) {

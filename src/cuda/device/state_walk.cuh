@@ -44,16 +44,18 @@ protected:
 
     static __device__ __forceinline__ StatePlace place_of(const ChunkParams& params, const Segment& segment,
                                                           std::int64_t number, std::int32_t head, int tile) {
-        const int value_tiles = (params.call.problem.dim_v + kColumns - 1) / kColumns;
-        const bool transition = kMode == ChunkMode::ends && tile >= value_tiles;
-        return {segment,
-                clamped_span(params.call, segment.n),
-                clamped_slots(params.call, segment.n),
-                number,
-                head,
-                (transition ? tile - value_tiles : tile) * kColumns,
-                transition,
-                0};
+        return {segment, clamped_span(params.call, segment.n), clamped_slots(params.call, segment.n), number,
+                head,    first_column(params, tile),           is_transition(params, tile),           0};
+    }
+    // Tiles of a segment's transition come behind those of V.
+    static __device__ __forceinline__ bool is_transition(const ChunkParams& params, int tile) {
+        return kMode == ChunkMode::ends && tile >= value_tiles(params);
+    }
+    static __device__ __forceinline__ int first_column(const ChunkParams& params, int tile) {
+        return (is_transition(params, tile) ? tile - value_tiles(params) : tile) * kColumns;
+    }
+    static __device__ __forceinline__ int value_tiles(const ChunkParams& params) {
+        return (params.call.problem.dim_v + kColumns - 1) / kColumns;
     }
 
     // Whether there are chunks to walk through, for the whole block.

@@ -175,6 +175,24 @@ __device__ __forceinline__ void choose(const TableParams& params, TableShared& s
     __syncthreads();
 }
 
+// The segments of a sequence, from number `first` on.
+__device__ __forceinline__ void store_records(const TableParams& params, std::int64_t n, std::int64_t first,
+                                              std::uint32_t length, std::uint32_t each) {
+    const Span span = clamped_span(params.in, n);
+    SegmentRecord record;
+    record.begin = span.begin;
+    record.length = static_cast<std::int32_t>(span.length);
+    record.n = static_cast<std::int32_t>(n);
+#pragma unroll 1
+    for (std::uint32_t done = 0; params.most_segments > first + record.index; done += each, ++record.index) {
+        record.first_token = static_cast<std::int32_t>(done) * params.chunk;
+        record.is_last = length - done <= each ? 1 : 0;
+        record.chunks = static_cast<std::int32_t>(min(length - done, each));
+        params.records[first + record.index] = record;
+        if (record.is_last) break;
+    }
+}
+
 // Where chunks and segments of each sequence begin, and which sequences are cut. NOTE: offsets that decrease make
 // sequences overlap, and then there can be more chunks than tokens allow. Those beyond the bound are left out: they
 // have no place in the workspace.
@@ -210,6 +228,7 @@ __device__ __forceinline__ void store_tables(const TableParams& params, TableSha
             params.chunks[n] = static_cast<std::int32_t>(clamp(chunks_now + chunks - length, 0, params.most_chunks));
             params.segments[n] =
                 static_cast<std::int32_t>(clamp(segments_now + segments - own, 0, params.most_segments));
+            if (params.records) store_records(params, n, segments_now + segments - own, length, each);
         }
         __syncthreads();
     }

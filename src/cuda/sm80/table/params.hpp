@@ -17,6 +17,7 @@ struct TableParams {
     std::int32_t* chunks = nullptr;                   // [N+1]
     std::int32_t* segments = nullptr;                 // [N+1]
     SegmentChoice* choice = nullptr;                  // [1]
+    SegmentRecord* records = nullptr;                 // [segments]; null: not asked for
     std::int32_t* cut = nullptr;                      // [N], ChunkTable::cut; null: not asked for
     std::uint32_t* taken = nullptr;                   // [kTakenCounts], becomes 0; null: there is none
     std::int64_t most_chunks = 0, most_segments = 0;  // what the workspace and the grids are made for

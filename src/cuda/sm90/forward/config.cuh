@@ -138,8 +138,12 @@ struct ForwardShared {
     std::int64_t o_stride;
 
     // By all threads of the block, before anybody begins.
-    __device__ __forceinline__ void open(const ForwardCall& call) {
+    __device__ __forceinline__ void open(const ForwardParams& params) {
+        const ForwardCall& call = params.call;
         constexpr std::uint32_t kWalkWarps = Config::kWalkers / 32;
+        if (threadIdx.x == 32 && params.mapped) {
+            ask_for_map(params.q_map), ask_for_map(params.k_map), ask_for_map(params.v_map);
+        }
         if (threadIdx.x == 0) {
             walk.number = walk.carried = 0;
 #pragma unroll

@@ -11,11 +11,11 @@
 
 namespace flashqla::cuda::sm90 {
 
-// Shares out the roles of a block, which takes item `first` first. kCut: some sequence is cut. NOTE: warps of one
-// warpgroup have the same registers.
+// Shares out the roles of a block. kCut: some sequence is cut; else `first` is the segment of the block's first item.
+// NOTE: warps of one warpgroup have the same registers.
 template <class Config, bool kCut>
 __device__ __forceinline__ void run_roles(const ForwardParams& params, ForwardShared<Config>& shared,
-                                          std::uint32_t first) {
+                                          const SegmentRecord& first) {
     const ForwardRole<Config> role{params, params.call, shared};
     const auto warp = static_cast<int>(uniform(threadIdx.x / 32));
     if (warp < Config::kWalkers / 32) {
@@ -44,10 +44,11 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) forward_kernel(const __grid_constant__ ForwardParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     auto& shared = aligned_shared_block<ForwardShared<Config>>();
-    shared.open(params.call);
+    shared.open(params);
+    const std::uint32_t each = item_tiles(params), number = min(blockIdx.x, params.segment_blocks - 1) / each;
     wait_for_earlier_grids();
-    std::uint32_t first = blockIdx.x;
-    if (params.table.taken && threadIdx.x / 32 == Config::kLoaderWarp) first = take_item(params, 0);
+    // NOTE: asked for before it is known whether it is the one, which is asked for at the same time.
+    const SegmentRecord first = record_of(params, number);
     // NOTE: both in full, because what only cuts need, between what every item does, makes items take longer.
     if (params.states.starts && uniform(choice_of(params.table).cut) > 0) {
         run_roles<Config, true>(params, shared, first);

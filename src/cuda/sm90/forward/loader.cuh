@@ -7,13 +7,19 @@
 
 namespace flashqla::cuda::sm90 {
 
-// The next item for this block. NOTE: numbers ascend for each block, so that what an item waits for, which has a lower
-// number, is done or being done. Where lengths are known beforehand nothing waits, and items are shared out evenly.
-__device__ __forceinline__ std::uint32_t take_item(const ForwardParams& params, std::uint32_t before) {
-    if (!params.table.taken) return before + gridDim.x;
-    std::uint32_t taken = 0;
-    if (threadIdx.x % 32 == 0) taken = atomicAdd(params.table.taken + kItemsTaken, 1u);
-    return __shfl_sync(kFullWarp, taken, 0);
+// Items of a segment, if they are outputs.
+__device__ __forceinline__ std::uint32_t item_tiles(const ForwardParams& params) {
+    return static_cast<std::uint32_t>(params.call.problem.heads_v) * params.tiles;
+}
+
+// Where a segment lies. Without a table sequences have the same length, and are not cut.
+__device__ __forceinline__ SegmentRecord record_of(const ForwardParams& params, std::int64_t number) {
+    if (params.table.records) return params.table.records[number];
+    SegmentRecord record;
+    record.length = static_cast<std::int32_t>(params.call.problem.tokens);
+    record.n = static_cast<std::int32_t>(number);
+    record.chunks = (record.length + params.table.chunk - 1) / params.table.chunk;
+    return record;
 }
 
 template <class Config, bool kCut>
@@ -32,33 +38,48 @@ class ForwardLoader : ForwardRole<Config> {
 public:
     __device__ __forceinline__ ForwardLoader(const Role& role) : Role(role) {}
 
-    // `number`: the first item.
-    __device__ __forceinline__ void run(std::uint32_t number) {
+    __device__ __forceinline__ void run(const SegmentRecord& first) {
         const SegmentChoice choice = choice_of(params.table);
-        const auto heads = static_cast<std::uint32_t>(call.problem.heads_v);
-        const std::uint32_t rows = params.table.choice ? static_cast<std::uint32_t>(choice.segments) * heads
-                                                       : params.segment_blocks / params.tiles;
-        const std::uint32_t outputs = rows * params.tiles;
+        const std::uint32_t segments = params.table.choice ? static_cast<std::uint32_t>(choice.segments)
+                                                           : params.segment_blocks / item_tiles(params);
+        const std::uint32_t outputs = segments * item_tiles(params);
         if constexpr (kCut) {
             windows_ = choice.windows && params.states.windows;
-            run(number, rows * end_tiles(), static_cast<std::uint32_t>(choice.cut) * heads * params.carry_tiles,
-                outputs);
+            run(segments, outputs, static_cast<std::uint32_t>(choice.cut));
         } else {
+            std::uint32_t i = blockIdx.x;
+            if (i < outputs) {
+                if (find_output(i, first, false)) load();
 #pragma unroll 1
-            for (; number < outputs; number = take_item(params, number)) {
-                if (find_output(number, false)) load();
+                for (i = next_of(i); i < outputs; i = next_of(i)) {
+                    if (find_output(i, record_of(params, i / item_tiles(params)), false)) load();
+                }
             }
         }
         announce_end(ForwardWork::no_more);
     }
 
 private:
-    // Outputs that wait for a carry come last.
-    __device__ __forceinline__ void run(std::uint32_t number, std::uint32_t ends, std::uint32_t carries,
-                                        std::uint32_t outputs) {
+    // How many items blocks have taken before.
+    __device__ __forceinline__ std::uint32_t taken() const {
+        std::uint32_t before = 0;
+        if (lane() == 0) before = atomicAdd(params.table.taken + kItemsTaken, 1u);
+        return __shfl_sync(kFullWarp, before, 0);
+    }
+    // Where nothing waits, the first item of a block has its number. Where lengths are known beforehand they all are
+    // shared out evenly.
+    __device__ __forceinline__ std::uint32_t next_of(std::uint32_t i) const {
+        return gridDim.x + (params.table.taken ? taken() : i);
+    }
+
+    // NOTE: numbers ascend for each block, and all blocks together take them in order, so that what an item waits for,
+    // which has a lower number, is done or being done. Outputs that wait for a carry come last.
+    __device__ __forceinline__ void run(std::uint32_t segments, std::uint32_t outputs, std::uint32_t cut) {
+        const auto heads = static_cast<std::uint32_t>(call.problem.heads_v);
+        const std::uint32_t ends = segments * heads * end_tiles(), carries = cut * heads * params.carry_tiles;
         outputs_ = false;
 #pragma unroll 1
-        for (;; number = take_item(params, number)) {
+        for (std::uint32_t number = taken();; number = taken()) {
             std::uint32_t i = number;
             if (i < ends) {
                 if (find_end(i)) load();
@@ -74,7 +95,8 @@ private:
             i -= carries;
             if (i >= 2 * outputs) break;
             const bool carried = i >= outputs;
-            if (find_output(carried ? i - outputs : i, carried)) load();
+            if (carried) i -= outputs;
+            if (find_output(i, record_of(params, i / item_tiles(params)), carried)) load();
         }
     }
 
@@ -85,8 +107,7 @@ private:
     // Each of these hands the i-th item of a kind to the others, if there is anything to do for it.
     __device__ __forceinline__ bool find_end(std::uint32_t i) {
         const std::uint32_t row = i / end_tiles();
-        StatePlace place;
-        if (!find_place<Ends>(place, row, i % end_tiles())) return false;
+        StatePlace place = find_place<Ends>(record_of(params, row / heads()), row, i % end_tiles());
         bool walks = Ends::walks(place);
         if (!walks) return false;
         if (windows_) {
@@ -101,10 +122,9 @@ private:
         return true;
     }
     // `carried`: those whose start state is carried, and no others.
-    __device__ __forceinline__ bool find_output(std::uint32_t i, bool carried) {
+    __device__ __forceinline__ bool find_output(std::uint32_t i, const SegmentRecord& record, bool carried) {
         const std::uint32_t row = i / params.tiles;
-        StatePlace place;
-        if (!find_place<Outputs>(place, row, i % params.tiles)) return false;
+        StatePlace place = find_place<Outputs>(record, row, i % params.tiles);
         if constexpr (kCut) {
             const bool whole_past =
                 windows_ ? take_window(place, params.states.windows + row) : place.segment.index > 0;
@@ -114,11 +134,10 @@ private:
         return true;
     }
     __device__ __forceinline__ bool find_carry(std::uint32_t i) {
-        const auto heads = static_cast<std::uint32_t>(call.problem.heads_v);
         const std::uint32_t row = i / params.carry_tiles;
         StatePlace place{};
-        place.segment.n = params.table.cut[row / heads];
-        place.head = static_cast<std::int32_t>(row % heads);
+        place.segment.n = params.table.cut[row / heads()];
+        place.head = static_cast<std::int32_t>(row % heads());
         place.v0 = static_cast<std::int32_t>(i % params.carry_tiles) * kCarryColumns;
         const SegmentRange segments = segments_of(call, params.table, place.segment.n);
         place.number = segments.first;
@@ -147,14 +166,24 @@ private:
         ++turn_.n;
     }
 
+    __device__ __forceinline__ std::uint32_t heads() const { return static_cast<std::uint32_t>(call.problem.heads_v); }
+    // Of a (segment, value head) and one of its tiles.
     template <class Walk>
-    __device__ __forceinline__ bool find_place(StatePlace& place, std::uint32_t row, std::uint32_t tile) const {
-        const auto heads = static_cast<std::uint32_t>(call.problem.heads_v);
-        const std::int64_t number = row / heads;
-        const Segment segment = segment_of(call, params.table, number);
-        if (segment.n < 0) return false;
-        place = Walk::place_of(params, segment, number, static_cast<std::int32_t>(row % heads), static_cast<int>(tile));
-        return true;
+    __device__ __forceinline__ StatePlace find_place(const SegmentRecord& record, std::uint32_t row,
+                                                     std::uint32_t tile) const {
+        StatePlace place;
+        place.segment.n = record.n;
+        place.segment.first_token = record.first_token;
+        place.segment.index = record.index;
+        place.segment.chunks = record.chunks;
+        place.segment.last = record.is_last != 0;
+        place.span = {call.cu_seqlens ? 0 : record.n, record.begin, record.length};
+        place.slots = clamped_slots(call, record.n);
+        place.number = row / heads();
+        place.head = static_cast<std::int32_t>(row % heads());
+        place.transition = Walk::is_transition(params, static_cast<int>(tile));
+        place.v0 = Walk::first_column(params, static_cast<int>(tile));
+        return place;
     }
     // Whether the start state depends on the whole past.
     static __device__ __forceinline__ bool take_window(StatePlace& place, const std::int32_t* window) {

@@ -38,7 +38,8 @@ class ForwardWalk : public StateWalk<Config::kK, Config::kColumns, kMode, true, 
     using Base::unit_;
 
 public:
-    using Base::place_of;
+    using Base::first_column;
+    using Base::is_transition;
     using Base::tokens_of;
     using Base::walks;
 
@@ -108,10 +109,10 @@ private:
         // NOTE: made here, or the compiler keeps it in three registers.
         values_at_ = only_here(Values::a_transposed_place(0, 16 * warp()));
         auto t = static_cast<std::int32_t>(at_.segment.first_token);
-        if constexpr (kOutputs) o_at_ = call_.o.offset(at_.span.batch, at_.span.begin + t, at_.head) + first_column();
+        if constexpr (kOutputs) o_at_ = call_.o.offset(at_.span.batch, at_.span.begin + t, at_.head) + own_column();
         // NOTE: two loops, because instructions that are hardly ever needed would lie among those that always are, and
         // all roles together have more of them than the caches of instructions hold.
-        const int columns = p_.dim_v - first_column();
+        const int columns = p_.dim_v - own_column();
         if (!kOutputs || (columns % 8 == 0 && stores_whole_vectors<Op>(call_.o, o_at_, columns))) {
             walk<true>();
         } else {
@@ -170,8 +171,8 @@ private:
     static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
     static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
     __device__ __forceinline__ ForwardKept& kept() const { return shared_.kept[warp()]; }
-    // Of V that the warpgroup has.
-    __device__ __forceinline__ int first_column() const { return at_.v0 + warp() / 4 * 64; }
+    // The first one of V that the warpgroup has.
+    __device__ __forceinline__ int own_column() const { return at_.v0 + warp() / 4 * 64; }
 
     // kVectors: outputs leave in whole vectors.
     template <bool kVectors>

@@ -50,14 +50,11 @@ public:
             meet();
             const std::uint32_t i = shared_.taken;
             if (i >= cuts) break;
-            const Segment segment = segment_of(in_, params_.table, i / heads);
+            const SegmentRecord segment = params_.table.records[i / heads];
             std::int32_t window = kWholePast;
-            if (segment.n >= 0 && segment.index > 0 && segment.chunks > 0) {
-                const Span span = clamped_span(in_, segment.n);
-                const std::int64_t before = segment.first_token / kChunk;
-                window = length({span.batch, span.begin + segment.first_token,
-                                 static_cast<std::int32_t>(min(before, std::int64_t(kMostWindow))),
-                                 static_cast<std::int32_t>(i % heads)});
+            if (segment.index > 0) {
+                window = length({in_.cu_seqlens ? 0 : segment.n, segment.begin + segment.first_token,
+                                 min(segment.first_token / kChunk, kMostWindow), static_cast<std::int32_t>(i % heads)});
             }
             if (threadIdx.x == 0) publish(params_.states.windows + i, window);
             meet();
