@@ -85,18 +85,18 @@ public:
         return counts.cut > 0 ? time_of_cut(costs, it, counts, segment_chunks) : 0;
     }
     static constexpr float kNoSuchKernel = -1.0f;
-    using WalkTimes = float[SegmentCosts::kWalks][SegmentCosts::kLaunches];
 
-    // How long everything takes that depends on the choice, given each walk's times, and which launches it needs.
+    // How long everything takes that depends on the choice, and which launches it needs. times(walk, launch): as of
+    // walk_time().
+    template <class Times>
     FQLA_HOST_DEVICE static float time_of_walks(const SegmentCosts& costs, const SegmentCounts& counts,
-                                                std::int32_t segment_chunks, const WalkTimes& times,
-                                                std::uint32_t& launches) {
+                                                std::int32_t segment_chunks, Times&& times, std::uint32_t& launches) {
         float sum = 0, walked[2] = {0, 0};  // outputs, ends
         int outputs = 0;                    // their launch
         launches = 0;
         const int walks = counts.cut > 0 ? SegmentCosts::kWalks : SegmentCosts::kOfAll;
         for (int walk = 0; walk < walks; ++walk) {
-            const float first = times[walk][0], second = times[walk][1];
+            const float first = times(walk, 0), second = times(walk, 1);
             if (first < 0 && second < 0) continue;
             const int best = first < 0 || (second >= 0 && second < first) ? 1 : 0;
             const float least = best == 0 ? first : second;
@@ -126,11 +126,7 @@ public:
     // The same for all launches that there are.
     FQLA_HOST_DEVICE static float time(const SegmentCosts& costs, const SegmentCounts& counts,
                                        std::int32_t segment_chunks, std::uint32_t& launches) {
-        WalkTimes times;
-        for (int walk = 0; walk < SegmentCosts::kWalks; ++walk)
-            for (int launch = 0; launch < SegmentCosts::kLaunches; ++launch) {
-                times[walk][launch] = walk_time(costs, counts, segment_chunks, walk, launch);
-            }
+        const auto times = [&](int walk, int launch) { return walk_time(costs, counts, segment_chunks, walk, launch); };
         return time_of_walks(costs, counts, segment_chunks, times, launches);
     }
 

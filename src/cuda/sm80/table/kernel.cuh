@@ -148,11 +148,9 @@ __device__ __forceinline__ void choose(const TableParams& params, TableShared& s
     __syncthreads();
     if (warp < 2) {
         if (warp == 1) counts.forgetful = counts.warm = 0;
-        SegmentModel::WalkTimes times;
-#pragma unroll
-        for (int i = 0; i < kLaunches; ++i) {
-            times[i / SegmentCosts::kLaunches][i % SegmentCosts::kLaunches] = shared.walks[warp][i][lane];
-        }
+        const auto times = [&](int walk, int launch) {
+            return shared.walks[warp][SegmentCosts::kLaunches * walk + launch][lane];
+        };
         shared.time[warp][lane] = SegmentModel::time_of_walks(costs, counts, each, times, shared.launches[warp][lane]);
     }
     __syncthreads();
