@@ -552,9 +552,9 @@ def test_compile_into_graphs() -> None:
 def test_one_tensor_on_another_device(name: str) -> None:
     """Nothing is moved in silence: the sentence names argument and devices."""
     x = on_gpu(draw(T=20, lengths=[5, 15]))
-    with pytest.raises(ValueError, match=f"{name} is on cpu:0; this plan runs on cuda:0"):
+    with pytest.raises(ValueError, match=f"{name} is on cpu; it must be on cuda:0 like q"):
         chunk_gated_delta_rule(**{**x, name: x[name].cpu()})
-    with pytest.raises(ValueError, match="is on cuda:0; this plan runs on cpu"):
+    with pytest.raises(ValueError, match=f"{name} is on cuda:0; it must be on cpu like q"):
         chunk_gated_delta_rule(**{**on_cpu(x), name: x[name]})
 
 
@@ -604,7 +604,7 @@ def test_the_second_gpu() -> None:
     for a, b in zip(first, second):
         assert b.device.index == 1 and torch.equal(a.cpu(), b.cpu())
     assert torch.cuda.current_device() == 0
-    with pytest.raises(ValueError, match="k is on cuda:1; this plan runs on cuda:0"):
+    with pytest.raises(ValueError, match="k is on cuda:1; it must be on cuda:0 like q"):
         chunk_gated_delta_rule(**{**on_gpu(arguments, "cuda:0"), "k": arguments["k"].to("cuda:1")})
 
 
