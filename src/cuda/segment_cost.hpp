@@ -112,13 +112,14 @@ public:
         const float carry = costs.carry_step * cuts * (rounds > 1 ? rounds : 1);
         if (counts.forgetful == 0) return sum + costs.carry + carry;
         if (carried <= 0) return walked[0] + costs.windows;
-        // What the other heads have to do is done beside the ends and the carry, where these leave room. Outputs that
-        // wait for the carry come behind it.
+        // What the other heads have to do is done beside the ends and the carry, where these leave room. Carries wait
+        // for the ends in places of their own. Outputs that wait for the carry come behind it.
         const WalkLaunch& it = costs.walks[0][outputs];
         const float single = it.step * static_cast<float>(segment_chunks) + it.start;
         const float last = carried * walked[0] > single ? carried * walked[0] : single;
         const float place = rounds < 1 ? rounds : 1, before = costs.carry + carry;
-        const float beside = walked[0] + share_of_ends(costs, counts) * walked[1] + before * place;
+        const float taken = share_of_ends(costs, counts) + rounds;
+        const float beside = walked[0] + (taken < 1 ? taken : 1) * walked[1] + before * place;
         const float behind = walked[1] + before + last;
         return costs.windows + (beside > behind ? beside : behind);
     }

@@ -100,7 +100,7 @@ TEST(CudaSegments, HeadsThatForgetNeedNoCarry) {
     EXPECT_FLOAT_EQ(time(), 25 * 2.0f + 1.0f + 10.0f + 3 * 2.0f + 25 * 3.0f);
     // The more there is to do for the first, the less that matters, but for the places that ends and carry take.
     counts.warm = 60;
-    EXPECT_FLOAT_EQ(time(), 1.0f + (25 + 22.5f) * 3.0f + 25 * 2.0f / 10 + 16.0f / 8);
+    EXPECT_FLOAT_EQ(time(), 1.0f + (25 + 22.5f) * 3.0f + 25 * 2.0f * (0.1f + 0.125f) + 16.0f / 8);
     counts.forgetful = 2, counts.warm = 4;
     EXPECT_FLOAT_EQ(time(), 26.5f * 3.0f + 1.0f);
     EXPECT_LT(time(), carried);
