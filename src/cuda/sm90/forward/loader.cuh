@@ -137,6 +137,8 @@ private:
         const std::uint32_t row = i / params.carry_tiles;
         StatePlace place{};
         place.segment.n = params.table.cut[row / heads()];
+        // NOTE: nobody finds the ends of a padding row.
+        if (clamped_slots(call, place.segment.n).padding) return false;
         place.head = static_cast<std::int32_t>(row % heads());
         place.v0 = static_cast<std::int32_t>(i % params.carry_tiles) * kCarryColumns;
         const SegmentRange segments = segments_of(call, params.table, place.segment.n);
