@@ -38,7 +38,8 @@ inline constexpr int kMostWindow = 12;
 inline constexpr std::int32_t kWholePast = -1;
 
 // fp32, S^T or M^T row by row: [segments][Hv][rows][K]. A segment's end has dim_v rows of S* (the true end for the
-// first segment of a sequence, from zeros for the others), then dim_k rows of M^T.
+// first segment of a sequence, from zeros for the others), then dim_k rows of M^T; where one kernel does everything M^T
+// is padded (sm90/forward/params.hpp).
 struct SegmentStates {
     // [segments][Hv][V][K] of the segments that depend on their whole past; of first ones too where the final state
     // takes the place of the initial one.
