@@ -79,8 +79,8 @@ std::vector<Fault> bad_slots(const TensorView& slots, std::size_t count) {
 void append(std::vector<Fault>& to, const std::vector<Fault>& more) { to.insert(to.end(), more.begin(), more.end()); }
 
 void body() {
-    for (const char* options : {"bf16,h0", "f32,h0", "bf16,h0,split=3"}) {
-        const std::string tail = std::string(",hk2,hv4,k64,") + options;
+    for (const char* options : {"k64,bf16,h0", "k64,f32,h0", "k64,bf16,h0,split=3", "k128,bf16,h0,split=3"}) {
+        const std::string tail = std::string(",hk2,hv4,") + options;
         check("fwd:lens=100+37+0+163" + tail, [](cases::Instance& x) { return bad_offsets(x.forward.cu_seqlens); });
         check("bwd:lens=100+37+0+163" + tail, [](cases::Instance& x) { return bad_offsets(x.backward.cu_seqlens); });
     }
@@ -96,12 +96,15 @@ void body() {
             return faults;
         });
     }
-    check("fwd:lens=100+37+0+163,hk2,hv4,bf16,pool=9,outslots=1+2+3+4,slots=5+6+7+8", [](cases::Instance& x) {
-        std::vector<Fault> faults = bad_slots(x.forward.state_indices, 4);
-        append(faults, bad_slots(x.forward.state_indices_out, 4));
-        append(faults, bad_offsets(x.forward.cu_seqlens));
-        return faults;
-    });
+    for (const char* split : {"", ",split=3"}) {
+        const std::string name = "fwd:lens=100+37+0+163,hk2,hv4,bf16,pool=9,outslots=1+2+3+4,slots=5+6+7+8";
+        check(name + split, [](cases::Instance& x) {
+            std::vector<Fault> faults = bad_slots(x.forward.state_indices, 4);
+            append(faults, bad_slots(x.forward.state_indices_out, 4));
+            append(faults, bad_offsets(x.forward.cu_seqlens));
+            return faults;
+        });
+    }
     check("fwd:lens=1+2+0+297,drows=3,hk2,hv4,bf16,h0",
           [](cases::Instance& x) { return bad_offsets(x.forward.cu_seqlens); });
     for (const char* layout : {"kv", "vk"}) {
