@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "cuda/segment_cost.hpp"
+#include "cuda/sm90/forward/params.hpp"
 
 int main() {
     using namespace flashqla::cuda;
@@ -20,7 +21,7 @@ int main() {
         costs.walks[SegmentCosts::kOfAll][1] = {ends_step, ends_start, 2, 1, 1 / kMultiprocessors};
         costs.carry = carry;
         costs.carry_step = carry_step;
-        costs.carry_share = static_cast<float>(heads) * 128 / 8 / kMultiprocessors;
+        costs.carry_share = static_cast<float>(heads) * 128 / sm90::kCarryColumns / kMultiprocessors;
         costs.windows = windows;
         SegmentCounts counts;
         counts.chunks = counts.longest = chunks;

@@ -79,8 +79,8 @@ std::pair<SegmentChoice, float> best_of(const SegmentCosts& costs, const Mix& mi
 // Leaves out what some lengths would need, but not enough for what it costs all others: blocks that have nothing to do
 // take a few microseconds.
 void leave_out_rare_launches(SegmentCosts& costs, const std::vector<Mix>& mixes, std::int32_t whole) {
-    const float price_of_launch =
-        costs.windows > 0 ? 1.0f : 3.0f;  // where everything is together there are no such blocks
+    // Where everything is together there are no such blocks.
+    const float price_of_launch = costs.windows > 0 ? 1.0f : 3.0f;
     std::vector<float> all;
     for (const Mix& mix : mixes) all.push_back(best_of(costs, mix).second);
     const auto will_do = [&](const SegmentCosts& less, float price) {

@@ -34,6 +34,8 @@ struct alignas(16) SegmentRecord {
     std::int32_t chunks = 0, is_last = 1;  // the sequence ends with it
 };
 
+inline constexpr int kTakenCounts = 2;  // of ChunkTable::taken
+
 struct ChunkTable {
     const std::int32_t* chunks = nullptr;    // [N+1] number of the first chunk of each sequence; null: fixed length
     const std::int32_t* segments = nullptr;  // [N+1] the same for segments
@@ -67,8 +69,6 @@ struct alignas(16) PreparedChunk {
     float high[kChunk], low[kChunk];        // running sum of g, an unevaluated sum of two floats
     float norm_k[kChunk], norm_q[kChunk];   // n_k,i and scale n_q,i
 };
-
-inline constexpr int kTakenCounts = 2;
 
 // V of a block of the state kernels, and V padded to whole blocks.
 inline constexpr int kChunkColumns = 64;

@@ -9,7 +9,6 @@
 #include "cuda/plans.hpp"
 #include "cuda/sm80/carry/params.hpp"
 #include "cuda/sm80/chunk/params.hpp"
-#include "cuda/sm80/table/params.hpp"
 
 namespace flashqla::cuda {
 namespace {

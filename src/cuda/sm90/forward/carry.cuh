@@ -26,9 +26,7 @@ public:
           first_(static_cast<std::int32_t>(item.place.number)),
           count_(item.segments) {}
 
-    // f(row of the segment before the cut, whether what precedes that is needed too, step) for each cut that is
-    // carried. NOTE: others have to know what comes at the same step, so steps are counted whether they are carried or
-    // not.
+    // f(row of the segment before the cut, whether it continues the cut before, step) for each cut that is carried.
     template <class F>
     __device__ __forceinline__ void each(F&& f) const {
         std::uint32_t carried = ~0u;  // of the next cuts

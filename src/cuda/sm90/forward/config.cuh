@@ -2,7 +2,7 @@
 // start states:
 //
 //   ends       128 columns of one value head's state, or of its transition, through the chunks of a segment
-//   carries    8 or 16 columns of V over the cuts of one sequence and value head      device/carry_walk.cuh
+//   carries    8 columns of V over the cuts of one sequence and value head          carry.cuh
 //   outputs    128 columns of one value head's state through the chunks of a segment
 //
 // by four warpgroups:

@@ -1,4 +1,4 @@
-// Picks the kernel by the size of K; a file for each type of operands compiles it.
+// How the kernel is launched; a file for each type of operands compiles it.
 #pragma once
 
 #include <algorithm>
