@@ -79,6 +79,21 @@ __device__ __forceinline__ void copy_box(void* to, const TensorMap& map, Barrier
 }
 inline constexpr std::uint32_t kBoxBytes = 64 * 64 * 2;
 
+// The same the other way, from a panel that was written before a fence_for_wgmma() of each writer; what lies outside of
+// the tensor stays. Until wait_until_boxes_are_read(), by the same thread, the panel stays as it is.
+__device__ __forceinline__ void store_box(const TensorMap& map, const void* from, int column, int head, int token,
+                                          int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];\n"
+        "cp.async.bulk.commit_group;" ::"l"(&map),
+        "r"(shared_address(from)), "r"(column), "r"(head), "r"(token), "r"(batch)
+        : "memory");
+}
+// Waits for the boxes that this thread has stored to have been read.
+__device__ __forceinline__ void wait_until_boxes_are_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 // Waits for kThreads threads, whole warps, that have this number in common; number 0 is __syncthreads().
 template <int kNumber, int kThreads>
 __device__ __forceinline__ void sync_threads() {

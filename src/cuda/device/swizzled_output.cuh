@@ -29,26 +29,25 @@ __device__ __forceinline__ void turn(Tile& place, int lane, int v, const float (
     }
 }
 
-// A warpgroup's x^T, 64 rows times 64 tokens, to rows of `to`, `stride` apart: `tokens` of them, `columns` elements
-// each, a multiple of 8, from element `at` on, where stores_whole_vectors() says so. They are turned in columns v.. of
-// a tile that nobody else reads any more, and leave 128 bytes at a time. The group has met since it last read the tile,
-// and meets at barrier `number`.
+// A warpgroup's x^T, 64 rows times 64 tokens, to columns v.. of a tile of which the copy engine then takes a panel.
 template <class Op, class Tile>
-__device__ __forceinline__ void store_turned_group(void* to, std::int64_t stride, std::int64_t at, int tokens,
-                                                   int columns, Tile& place, int v, int number,
-                                                   const float (&x)[8][4]) {
-    using Element = typename Op::Element;
+__device__ __forceinline__ void turn_group(Tile& place, int v, const float (&x)[8][4]) {
     const int thread = only_here(static_cast<int>(threadIdx.x)) & 127;
     turn<Op>(place, thread % 32, v + thread / 32 * 16, x);
-    sync_128(number);
-    const int line = thread / 8, skip = thread % 8 * 8;
-    Element* data = static_cast<Element*>(to) + at + line * stride + skip;
-    const char* from = reinterpret_cast<const char*>(place.x) + place.offset(line, v + skip);
-    if (skip >= columns) tokens = 0;
-#pragma unroll
-    for (int i = 0; i < 64; i += 16, data += 16 * stride) {
-        const uint4 values = *reinterpret_cast<const uint4*>(from + i * place.kRowBytes);
-        if (line + i < tokens) *reinterpret_cast<uint4*>(data) = values;
+}
+
+// The tile's columns v.. to rows of `to` from element `at` on, by a warpgroup: `tokens` of them, `columns` elements
+// each, a multiple of 8, where rows are aligned for that.
+template <class Op, class Tile>
+__device__ __forceinline__ void store_lines(const TokenRef& to, std::int64_t at, int tokens, int columns,
+                                            const Tile& place, int v) {
+    using Element = typename Op::Element;
+    const int thread = only_here(static_cast<int>(threadIdx.x)) & 127, skip = thread % 8 * 8;
+    if (skip >= columns) return;
+#pragma unroll 1
+    for (int line = thread / 8; line < tokens; line += 16) {
+        *reinterpret_cast<uint4*>(static_cast<Element*>(to.data) + at + line * to.token + skip) =
+            *reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(place.x) + place.offset(line, v + skip));
     }
 }
 

@@ -43,6 +43,13 @@ struct SwizzledTile {
     __device__ __forceinline__ AcrossK across_k() const {
         return {SharedOperand::of(uniform(shared_address(x)), kPanelBytes, 1024, true)};
     }
+    // The same of a tile whose place the compiler knows to be uniform.
+    __device__ __forceinline__ AlongK uniform_along_k() const {
+        return {SharedOperand::of(shared_address(x), 16, 1024, true)};
+    }
+    __device__ __forceinline__ AcrossK uniform_across_k() const {
+        return {SharedOperand::of(shared_address(x), kPanelBytes, 1024, true)};
+    }
     // B[k][n] = tile[n0 + n][k0 + k]; made of along_k().
     static __device__ __forceinline__ SharedOperand part(AlongK all, int n0, int k0) {
         return all(k0).plus(n0 * kRowBytes);
@@ -64,11 +71,10 @@ struct SwizzledTile {
     }
     // A[m][k] = tile[k0 + k][m0 + m], as a warp's fragment.
     __device__ __forceinline__ Fragment<Op> a_transposed(int k0, int m0) const {
-        return a_transposed_at(shared_address(x) + a_transposed_place(k0, m0));
+        return a_transposed_at(shared_address(x) + a_transposed_place(static_cast<int>(threadIdx.x % 32), k0, m0));
     }
     // The same in two steps: the lane's bytes from the tile's beginning, to which k0 adds its kRowBytes.
-    static __device__ __forceinline__ int a_transposed_place(int k0, int m0) {
-        const int lane = static_cast<int>(threadIdx.x % 32);
+    static __device__ __forceinline__ int a_transposed_place(int lane, int k0, int m0) {
         return offset(k0 + lane % 8 + lane / 16 * 8, m0 + lane / 8 % 2 * 8);
     }
     static __device__ __forceinline__ Fragment<Op> a_transposed_at(std::uint32_t address) {

@@ -113,6 +113,8 @@ struct ForwardWalkItem {
 struct ForwardKept {
     std::int32_t next_checkpoint;
     std::uint32_t until;  // the chunk that the next checkpoint is before; counted by the block, over all items
+    std::uint32_t outputs_from;  // chunks behind this one have outputs of the one before
+    bool stores;                 // outputs, until then
     std::uint32_t chunk;  // between items: the next one, and where its rows will be
     int stage;
 };
@@ -133,23 +135,18 @@ struct ForwardShared {
     ForwardKept kept[Config::kWalkers / 32];
     Barrier item_full[Config::kItems], item_empty[Config::kItems];
     Barrier carry_full[2], carry_empty[2];  // transitions
-    // Of o. NOTE: here because parameters come through the caches of instructions.
-    void* o_data;
-    std::int64_t o_stride;
 
     // By all threads of the block, before anybody begins.
     __device__ __forceinline__ void open(const ForwardParams& params) {
-        const ForwardCall& call = params.call;
         constexpr std::uint32_t kWalkWarps = Config::kWalkers / 32;
         if (threadIdx.x == 32 && params.mapped) {
             ask_for_map(params.q_map), ask_for_map(params.k_map), ask_for_map(params.v_map);
         }
+        if (threadIdx.x == 64 && params.o_mapped) ask_for_map(params.o_map);
         if (threadIdx.x == 0) {
             walk.number = walk.carried = 0;
 #pragma unroll
             for (ForwardKept& it : kept) it.chunk = 0, it.stage = 0;
-            o_data = call.o.data;
-            o_stride = call.o.token;
 #pragma unroll
             for (int i = 0; i < Config::kStages; ++i) {
                 rows_full[i].init(1);

@@ -16,8 +16,9 @@ inline constexpr int kItemsTaken = 0, kWindowsTaken = 1;
 // What the kernel gets besides the parameters that all walks have.
 struct ForwardParams : ChunkParams {
     std::uint32_t carry_tiles = 0;  // of V
-    TensorMap q_map, k_map, v_map;
-    bool mapped = false;  // else rows come element by element
+    TensorMap q_map, k_map, v_map, o_map;
+    bool mapped = false;    // else rows of q, k and v come element by element
+    bool o_mapped = false;  // else outputs leave so
 };
 
 // Columns of V of a carry.

@@ -97,7 +97,7 @@ private:
         if (lane() == 0) shared.item_empty[taken.stage()].arrive();
     }
 
-    __device__ __forceinline__ ForwardWalk(const ChunkParams& params, ForwardShared<Config>& shared)
+    __device__ __forceinline__ ForwardWalk(const ForwardParams& params, ForwardShared<Config>& shared)
         : Base(params, shared.walk.item.place), shared_(shared) {}
 
     __device__ __forceinline__ void run() {
@@ -106,14 +106,9 @@ private:
             if (shared_.walk.item.waits_for_start(call_)) wait_for_start(at_.number);
         }
         Base::start();
-        // NOTE: made here, or the compiler keeps it in three registers.
-        values_at_ = only_here(Values::a_transposed_place(0, 16 * warp()));
-        auto t = static_cast<std::int32_t>(at_.segment.first_token);
-        if constexpr (kOutputs) o_at_ = call_.o.offset(at_.span.batch, at_.span.begin + t, at_.head) + own_column();
         // NOTE: two loops, because instructions that are hardly ever needed would lie among those that always are, and
         // all roles together have more of them than the caches of instructions hold.
-        const int columns = p_.dim_v - own_column();
-        if (!kOutputs || (columns % 8 == 0 && stores_whole_vectors<Op>(call_.o, o_at_, columns))) {
+        if (!kOutputs || forward_params().o_mapped) {
             walk<true>();
         } else {
             walk<false>();
@@ -174,8 +169,8 @@ private:
     // The first one of V that the warpgroup has.
     __device__ __forceinline__ int own_column() const { return at_.v0 + warp() / 4 * 64; }
 
-    // kVectors: outputs leave in whole vectors.
-    template <bool kVectors>
+    // kBoxes: outputs leave by the tensor map.
+    template <bool kBoxes>
     __device__ __forceinline__ void walk() {
         Turn<Config::kTurns> chunk{kept().chunk};
         int stage = kept().stage;
@@ -194,25 +189,29 @@ private:
                 kept().next_checkpoint = next;
             }
             kept().until = shared_.walk.first_chunk + chunks;
-            bool has_outputs = false;
+            kept().stores = stores;
+            kept().outputs_from = stores ? chunk.n : kept().until;
+            if (chunk.n != kept().until) shared_.triangles_full[chunk.stage()].wait(chunk.round());
 #pragma unroll 1
             for (; chunk.n != kept().until; ++chunk.n) {
-                const auto turn = static_cast<int>(chunk.stage());
-                shared_.triangles_full[turn].wait(chunk.round());
-                step<kVectors>(has_outputs, stage, chunk);
-                has_outputs = stores;
+                step<kBoxes>(stage, chunk);
                 __syncwarp();
                 if (lane() == 0) {
-                    shared_.triangles_empty[turn].arrive();
+                    shared_.triangles_empty[chunk.stage()].arrive();
                     shared_.rows_empty[stage].arrive();
                 }
                 stage = stage + 1 < Config::kStages ? stage + 1 : 0;
             }
-            if (kOutputs && has_outputs) store_outputs<kVectors>(chunk);
+            if (kOutputs && has_outputs(chunk)) {
+                take_outputs<kBoxes>(chunk);
+                if constexpr (kBoxes) send_outputs(chunk);
+            }
             if constexpr (kOutputs) Base::next_checkpoint_ = kept().next_checkpoint;
             __syncwarp();  // before another lane writes the next ones
             if (chunk.n == shared_.walk.first_chunk + shared_.walk.item.chunks) break;
-            if (stores) keep_checkpoint();
+            if constexpr (kOutputs) {
+                if (kept().stores) keep_checkpoint();
+            }
         }
         kept().chunk = chunk.n;
         kept().stage = stage;
@@ -230,19 +229,31 @@ private:
         state_.scale(1.0f / decayed_);
     }
 
-    // The products of a chunk. has_outputs: those of the one before are still here.
-    template <bool kVectors>
-    __device__ __forceinline__ void step(bool has_outputs, int stage, const Turn<Config::kTurns>& chunk) {
-        const auto turn = static_cast<int>(chunk.stage());
+    // Whether outputs of the chunk before this one are still in the registers.
+    __device__ __forceinline__ bool has_outputs(const Turn<Config::kTurns>& chunk) const {
+        return static_cast<int>(chunk.n - kept().outputs_from) > 0;
+    }
+
+    // The products of a chunk.
+    template <bool kBoxes>
+    __device__ __forceinline__ void step(int stage, const Turn<Config::kTurns>& chunk) {
+        bool outputs = kOutputs && has_outputs(chunk);
         constexpr Element kType{};
         constexpr __half kHalf{};
+        const auto turn = static_cast<int>(chunk.stage());
         ForwardRows<Config>& rows = shared_.rows[stage];
         const ForwardFactors& factors = shared_.factors[stage];
-        const auto keys = rows.k.along_k(), queries = rows.q.along_k();
-        const auto keys_across = rows.k.across_k();
+        // Operands, made of the first stage's by one number each.
+        using Tile = decltype(rows.k);
         using Solve = SwizzledTile<F16Operand, 64, 64>;
-        const auto solve = shared_.triangles[turn].solve.along_k();
-        const auto attention = shared_.attention[turn].along_k();
+        const std::uint32_t of_rows = uniform(stage * sizeof(rows)), of_solve = uniform(turn * sizeof(ForwardTriangles)),
+                            of_attention = uniform(turn * sizeof(shared_.attention[0]));
+        const typename Tile::AlongK keys{shared_.rows[0].k.uniform_along_k().first.plus(of_rows)},
+            queries{shared_.rows[0].q.uniform_along_k().first.plus(of_rows)};
+        const typename Tile::AcrossK keys_across{shared_.rows[0].k.uniform_across_k().first.plus(of_rows)};
+        const typename Solve::AlongK solve{shared_.triangles[0].solve.uniform_along_k().first.plus(of_solve)};
+        const typename SwizzledTile<Op, 64, 64>::AlongK attention{
+            shared_.attention[0].uniform_along_k().first.plus(of_attention)};
 
         // NOTE: there is nothing left to wait for, but the compiler does not see that across the loop.
         wgmma_wait<0>();
@@ -250,6 +261,8 @@ private:
         if constexpr (kOutputs) settle(o_);
         // Once, and again if the residuals were not in fp16's range, which is looked at while they are multiplied.
         float x[kBlocks][2][4];
+        const int own = TokenVector::own();
+        float4 keep;
         bool again;
         do {
             float u[8][4];
@@ -265,19 +278,24 @@ private:
             for (int k = 1; k < kK / 16; ++k) wgmma<true, Rows::along_k>(u, state[k].x[0], keys(16 * k), kType);
             wgmma_commit();
             if constexpr (kOutputs) {
-                if (has_outputs) store_outputs<kVectors>(chunk);
-                has_outputs = false;
+                if (outputs) take_outputs<kBoxes>(chunk);
                 wgmma_fence();
                 wgmma<false, Rows::along_k>(o_, state[0].x[0], queries(0), kType);
 #pragma unroll
                 for (int k = 1; k < kK / 16; ++k) wgmma<true, Rows::along_k>(o_, state[k].x[0], queries(16 * k), kType);
                 wgmma_commit();
+                if (kBoxes && outputs) send_outputs(chunk);
+                outputs = false;
             }
+            // NOTE: made here, before the wait, or the compiler keeps it in local memory.
+            const int thread = only_here(static_cast<int>(threadIdx.x)) & 255;
+            const std::uint32_t values = shared_address(rows.values.x) +
+                                         Values::a_transposed_place(thread & 31, 0, thread / 32 * 16);
             wgmma_wait<0>();
             settle(u);
             if constexpr (kOutputs) settle(o_);
             Half residual[kBlocks];
-            take_residual(residual, u, rows, factors);
+            take_residual(residual, u, values, factors, own);
 #pragma unroll
             for (int b = 0; b < kBlocks; ++b) settle(residual[b].x[0]);
             wgmma_fence();
@@ -286,22 +304,31 @@ private:
                 wgmma<false, Rows::along_k>(x[b], residual[b].x[0], Solve::part(solve, 16 * b, 16 * b), kHalf);
             }
             wgmma_commit();
-            const float change = change_of_unit(residual);
+            const float change = change_of_unit(residual), decay = factors.decay;
+            keep = factors.keep.of_block(0, own);
+            // NOTE: before the group meets, after which the tile of outputs is written again.
+            if constexpr (kOutputs) wait_until_boxes_are_read();
             again = any_of_128(1 + warp() / 4, change != 1.0f);
             wgmma_wait<0>();
 #pragma unroll
             for (int b = 0; b < kBlocks; ++b) settle(x[b]);
             // NOTE: all warps of a group repeat its products, or none.
-            const float factor = again ? change : factors.decay;
+            const float factor = again ? change : decay;
             if (factor != 1.0f) state_.scale(factor);
             if (again) inverse_unit_ *= change;
         } while (again);
-        const int own = TokenVector::own();
+        // The products that solve come first: those of a block that go to outputs and state are asked for behind those
+        // that the next block waits for.
+        Fragment<Op> deltas[2], leaving[2];
+        const auto add = [&](int b) {
+            if constexpr (kOutputs) wgmma<true, Rows::along_k>(o_, deltas[b % 2].x[0], attention(16 * b), kType);
+            wgmma<true, Rows::across_k>(state_.s, leaving[b % 2].x[0], keys_across(16 * b), kType);
+            wgmma_commit();
+        };
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-            Half solved;
             if (b + 1 < kBlocks) {
-                solved = Half::of(x[b][0], x[b][1]);
+                Half solved = Half::of(x[b][0], x[b][1]);
                 settle(solved.x[0]);
                 wgmma_fence();
 #pragma unroll
@@ -316,23 +343,30 @@ private:
                     scale_columns_of(o_[2 * n], o_[2 * n + 1], factors.query.of_block(n, own));
                 settle(o_);
             }
-            Fragment<Op> deltas;
-            if constexpr (kOutputs) deltas = Fragment<Op>::of(x[b][0], x[b][1]);
-            scale_columns_of(x[b][0], x[b][1], factors.keep.of_block(b, own));
-            Fragment<Op> kept = Fragment<Op>::of(x[b][0], x[b][1]);
-            if constexpr (kOutputs) settle(deltas.x[0]);
-            settle(kept.x[0]);
-            wgmma_fence();
-            if constexpr (kOutputs) wgmma<true, Rows::along_k>(o_, deltas.x[0], attention(16 * b), kType);
-            wgmma<true, Rows::across_k>(state_.s, kept.x[0], keys_across(16 * b), kType);
-            wgmma_commit();
+            if (b > 0) {
+                if (b + 1 == kBlocks) wgmma_fence();
+                add(b - 1);
+            }
+            if constexpr (kOutputs) deltas[b % 2] = Fragment<Op>::of(x[b][0], x[b][1]);
+            scale_columns_of(x[b][0], x[b][1], keep);
+            if (b + 1 < kBlocks) keep = factors.keep.of_block(b + 1, own);
+            leaving[b % 2] = Fragment<Op>::of(x[b][0], x[b][1]);
+            if constexpr (kOutputs) settle(deltas[b % 2].x[0]);
+            settle(leaving[b % 2].x[0]);
+            if (b == 0) wgmma_wait<0>();
+            if (b > 0 && b + 1 < kBlocks) wgmma_wait<1>();
             if (b + 1 < kBlocks) {
-                wgmma_wait<1>();
 #pragma unroll
                 for (int j = b + 1; j < kBlocks; ++j) settle(x[j]);
             }
         }
+        wgmma_fence();
+        add(kBlocks - 1);
         decayed_ = factors.state;
+        // What the next chunk begins with, beside the last products of this one.
+        if (const Turn<Config::kTurns> next{chunk.n + 1}; next.n != kept().until) {
+            shared_.triangles_full[next.stage()].wait(next.round());
+        }
         wgmma_wait<0>();
         settle(state_.s);
         if constexpr (kOutputs) settle(o_);
@@ -347,14 +381,12 @@ private:
     // ------------------------------------------------------------------------------------------------- residuals
 
     __device__ __forceinline__ void take_residual(Half (&residual)[kBlocks], const float (&u)[8][4],
-                                                  const ForwardRows<Config>& rows,
-                                                  const ForwardFactors& factors) const {
+                                                  std::uint32_t values_at, const ForwardFactors& factors,
+                                                  int own) const {
         const auto unit = __float2bfloat162_rn(inverse_unit_);
-        const int own = TokenVector::own();
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-            const Fragment<Op> values =
-                Values::a_transposed_at(shared_address(rows.values.x) + values_at_ + 16 * b * Values::kRowBytes);
+            const Fragment<Op> values = Values::a_transposed_at(values_at + 16 * b * Values::kRowBytes);
             const float4 read = factors.read.of_block(b, own);
 #pragma unroll
             for (int pair = 0; pair < 4; ++pair) {
@@ -397,9 +429,9 @@ private:
 
     // --------------------------------------------------------------------------------------------------- outputs
 
-    // O^T of the chunk before this one to o.
-    template <bool kVectors>
-    __device__ __forceinline__ void store_outputs(const Turn<Config::kTurns>& chunk) {
+    // O^T of the chunk before this one to o; with boxes to shared memory, from where send_outputs() takes it on.
+    template <bool kBoxes>
+    __device__ __forceinline__ void take_outputs(const Turn<Config::kTurns>& chunk) {
         if (inverse_unit_ != 1.0f) {
             const float unit = inverse_of_power(inverse_unit_);
 #pragma unroll
@@ -407,23 +439,48 @@ private:
 #pragma unroll
                 for (int e = 0; e < 4; ++e) o_[n][e] *= unit;
         }
-        const std::int64_t stride = shared_.o_stride;
-        const auto before = static_cast<int>(chunk.n - shared_.walk.first_chunk) - 1;
-        const int tokens = shared_.walk.item.tokens - before * kChunk,
-                  columns = shared_.walk.item.columns - warp() / 4 * 64;
-        if constexpr (kVectors) {
-            store_turned_group<Op>(shared_.o_data, stride, o_at_, tokens, columns, shared_.outputs, warp() / 4 * 64,
-                                   3 + warp() / 4, o_);
+        if constexpr (kBoxes) {
+            turn_group<Op>(shared_.outputs, warp() / 4 * 64, o_);
         } else {
-            const int skip = warp() % 4 * 16;
-            store_turned_elements(call_.o, o_at_ + skip, tokens, columns - skip, o_);
+            const int skip = warp() % 4 * 16, before = chunk_before(chunk);
+            store_turned_elements(call_.o, o_at(before) + skip, tokens_from(before), columns() - skip, o_);
         }
-        o_at_ += kChunk * stride;
+    }
+    __device__ __forceinline__ void send_outputs(const Turn<Config::kTurns>& chunk) {
+        fence_for_wgmma();
+        sync_128(3 + warp() / 4);
+        const int before = chunk_before(chunk), tokens = tokens_from(before);
+        if (tokens < kChunk) {
+            store_lines<Op>(call_.o, o_at(before), tokens, columns(), shared_.outputs, warp() / 4 * 64);
+        } else if (threadIdx.x % 128 == 0) {
+            store_box(before);
+        }
+    }
+    // The item's chunk before this one, its tokens, and the group's columns of o.
+    __device__ __forceinline__ int chunk_before(const Turn<Config::kTurns>& chunk) const {
+        return static_cast<int>(chunk.n - shared_.walk.first_chunk) - 1;
+    }
+    __device__ __forceinline__ int tokens_from(int chunk) const { return shared_.walk.item.tokens - chunk * kChunk; }
+    __device__ __forceinline__ int columns() const { return shared_.walk.item.columns - warp() / 4 * 64; }
+    // The group's columns of a whole chunk, the item's `before`-th, by one thread.
+    __device__ __forceinline__ void store_box(int before) const {
+        const ForwardItem& item = shared_.walk.item;
+        const int v = warp() / 4 * 64;
+        const char* panel = reinterpret_cast<const char*>(shared_.outputs.x) + v / 64 * decltype(shared_.outputs)::kPanelBytes;
+        cuda::store_box(forward_params().o_map, panel, item.place.v0 + v, item.place.head,
+                        static_cast<int>(item.first_token()) + before * kChunk, static_cast<int>(item.place.span.batch));
+    }
+    // Where the chunk's outputs begin in o.
+    __device__ __forceinline__ std::int64_t o_at(int before) const {
+        const ForwardItem& item = shared_.walk.item;
+        return call_.o.offset(item.place.span.batch, item.first_token() + before * kChunk, item.place.head) +
+               own_column();
+    }
+    __device__ __forceinline__ const ForwardParams& forward_params() const {
+        return static_cast<const ForwardParams&>(params_);
     }
 
     ForwardShared<Config>& shared_;
-    std::int64_t o_at_ = 0;  // of the next chunk to store
-    int values_at_ = 0;      // of the lane, in a tile of values
     float o_[8][4];
     float decayed_ = 1.0f;  // what the state is divided by (ForwardFactors::state)
 };
