@@ -268,15 +268,17 @@ void after_copies(std::function<void()> after) {
         after();
     });
 }
-void barrier(unsigned number, unsigned threads) {
+void arrive(unsigned number, unsigned threads) {
     NamedBarrier& b = named[number];
+    if (++b.arrived < threads) return;
+    b.arrived = 0;
+    ++b.passed;
+    ++progress;
+}
+void barrier(unsigned number, unsigned threads) {
+    const NamedBarrier& b = named[number];
     const std::uint64_t now = b.passed;
-    if (++b.arrived == threads) {
-        b.arrived = 0;
-        ++b.passed;
-        ++progress;
-        return;
-    }
+    arrive(number, threads);
     while (b.passed == now) yield();
 }
 void product(std::function<void()> act) { current->open_products.push_back(std::move(act)); }

@@ -54,8 +54,9 @@ void after_copies(std::function<void()> after);
 void wait_until(const std::function<bool()>& done);
 // Something has changed that another thread may wait for.
 void something_changed();
-// Waits for `threads` threads at a barrier of that number.
+// Waits for `threads` threads at a barrier of that number, or arrives there and goes on.
 void barrier(unsigned number, unsigned threads);
+void arrive(unsigned number, unsigned threads);
 
 // Products of a lane: asked for, committed in groups, performed when waited for.
 void product(std::function<void()> act);

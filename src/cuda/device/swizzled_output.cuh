@@ -29,13 +29,6 @@ __device__ __forceinline__ void turn(Tile& place, int lane, int v, const float (
     }
 }
 
-// A warpgroup's x^T, 64 rows times 64 tokens, to columns v.. of a tile of which the copy engine then takes a panel.
-template <class Op, class Tile>
-__device__ __forceinline__ void turn_group(Tile& place, int v, const float (&x)[8][4]) {
-    const int thread = only_here(static_cast<int>(threadIdx.x)) & 127;
-    turn<Op>(place, thread % 32, v + thread / 32 * 16, x);
-}
-
 // The tile's columns v.. to rows of `to` from element `at` on, by a warpgroup: `tokens` of them, `columns` elements
 // each, a multiple of 8, where rows are aligned for that.
 template <class Op, class Tile>

@@ -59,6 +59,7 @@ public:
             }
             ForwardWalk(params, shared).run();
         }
+        if constexpr (kOutputs) wait_until_boxes_are_read();
         if (kOutputs && params.zero_blocks > 0) {
             const Problem& p = params.call.problem;
             zero_tail(params.call, params.call.o, p.heads_v, p.dim_v, blockIdx.x, gridDim.x, Config::kWalkers / 32);
@@ -191,18 +192,20 @@ private:
             kept().until = shared_.walk.first_chunk + chunks;
             kept().stores = stores;
             kept().outputs_from = stores ? chunk.n : kept().until;
-            if (chunk.n != kept().until) shared_.triangles_full[chunk.stage()].wait(chunk.round());
+            bool more = chunk.n != kept().until, outputs = false;
+            if (more) shared_.triangles_full[chunk.stage()].wait(chunk.round());
 #pragma unroll 1
-            for (; chunk.n != kept().until; ++chunk.n) {
-                step<kBoxes>(stage, chunk);
+            while (more) {
+                more = step<kBoxes>(outputs, stage, chunk);
                 __syncwarp();
                 if (lane() == 0) {
                     shared_.triangles_empty[chunk.stage()].arrive();
                     shared_.rows_empty[stage].arrive();
                 }
                 stage = stage + 1 < Config::kStages ? stage + 1 : 0;
+                ++chunk.n;
             }
-            if (kOutputs && has_outputs(chunk)) {
+            if (outputs) {
                 take_outputs<kBoxes>(chunk);
                 if constexpr (kBoxes) send_outputs(chunk);
             }
@@ -229,15 +232,10 @@ private:
         state_.scale(1.0f / decayed_);
     }
 
-    // Whether outputs of the chunk before this one are still in the registers.
-    __device__ __forceinline__ bool has_outputs(const Turn<Config::kTurns>& chunk) const {
-        return static_cast<int>(chunk.n - kept().outputs_from) > 0;
-    }
-
-    // The products of a chunk.
+    // The products of a chunk; whether there is one behind it. outputs: those of the one before are still in the
+    // registers; then whether this one's are.
     template <bool kBoxes>
-    __device__ __forceinline__ void step(int stage, const Turn<Config::kTurns>& chunk) {
-        bool outputs = kOutputs && has_outputs(chunk);
+    __device__ __forceinline__ bool step(bool& outputs, int stage, const Turn<Config::kTurns>& chunk) {
         constexpr Element kType{};
         constexpr __half kHalf{};
         const auto turn = static_cast<int>(chunk.stage());
@@ -364,12 +362,15 @@ private:
         add(kBlocks - 1);
         decayed_ = factors.state;
         // What the next chunk begins with, beside the last products of this one.
-        if (const Turn<Config::kTurns> next{chunk.n + 1}; next.n != kept().until) {
-            shared_.triangles_full[next.stage()].wait(next.round());
-        }
+        const Turn<Config::kTurns> next{chunk.n + 1};
+        const ForwardKept& kept = this->kept();
+        const bool more = next.n != kept.until;
+        if constexpr (kOutputs) outputs = static_cast<int>(next.n - kept.outputs_from) > 0;
+        if (more) shared_.triangles_full[next.stage()].wait(next.round());
         wgmma_wait<0>();
         settle(state_.s);
         if constexpr (kOutputs) settle(o_);
+        return more;
     }
 
     // Two neighbouring accumulators times factors of their columns.
@@ -440,19 +441,25 @@ private:
                 for (int e = 0; e < 4; ++e) o_[n][e] *= unit;
         }
         if constexpr (kBoxes) {
-            turn_group<Op>(shared_.outputs, warp() / 4 * 64, o_);
+            const int thread = only_here(static_cast<int>(threadIdx.x)) & 255;
+            turn<Op>(shared_.outputs, thread % 32, thread / 32 * 16, o_);
         } else {
             const int skip = warp() % 4 * 16, before = chunk_before(chunk);
             store_turned_elements(call_.o, o_at(before) + skip, tokens_from(before), columns() - skip, o_);
         }
     }
+    // NOTE: one warp waits for the others, which go on.
     __device__ __forceinline__ void send_outputs(const Turn<Config::kTurns>& chunk) {
         fence_for_wgmma();
-        sync_128(3 + warp() / 4);
-        const int before = chunk_before(chunk), tokens = tokens_from(before);
+        const int before = chunk_before(chunk), tokens = tokens_from(before), number = 3 + warp() / 4;
+        if (tokens >= kChunk && warp() % 4 != 0) {
+            arrive_128(number);
+            return;
+        }
+        sync_128(number);
         if (tokens < kChunk) {
             store_lines<Op>(call_.o, o_at(before), tokens, columns(), shared_.outputs, warp() / 4 * 64);
-        } else if (threadIdx.x % 128 == 0) {
+        } else if (lane() == 0) {
             store_box(before);
         }
     }

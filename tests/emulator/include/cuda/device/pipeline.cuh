@@ -76,25 +76,39 @@ inline void copy_box(void* to, const TensorMap& map, Barrier& barrier, int colum
     });
 }
 
+// Boxes that this thread of the block has stored, and that are still to be read.
+inline int& unread_boxes() {
+    static thread_local int unread[1024];
+    return unread[emulator::thread_index.x];
+}
 inline void store_box(const TensorMap& map, const void* from, int column, int head, int token, int batch) {
     if (shared_address(from) % 1024 != 0) emulator::fail("a box from an address that is no multiple of 1,024");
     EmulatedMap of;
     std::memcpy(&of, &map, sizeof(of));
-    for (int row = 0; row < 64 && token + row < of.tokens; ++row)
-        for (int i = 0; i < 64 && column + i < of.columns; ++i) {
-            const char* x = static_cast<const char*>(from) + row * 128 + ((i / 8) ^ (row % 8)) * 16 + i % 8 * 2;
-            char* to = const_cast<char*>(of.data) +
-                       2 * (column + i + head * of.head + (token + row) * of.token + batch * of.batch);
-            std::memcpy(to, x, 2);
-        }
+    int& unread = unread_boxes();
+    ++unread;
+    emulator::later([=, &unread] {
+        for (int row = 0; row < 64 && token + row < of.tokens; ++row)
+            for (int i = 0; i < 64 && column + i < of.columns; ++i) {
+                const char* x = static_cast<const char*>(from) + row * 128 + ((i / 8) ^ (row % 8)) * 16 + i % 8 * 2;
+                char* to = const_cast<char*>(of.data) +
+                           2 * (column + i + head * of.head + (token + row) * of.token + batch * of.batch);
+                std::memcpy(to, x, 2);
+            }
+        --unread;
+        emulator::something_changed();
+    });
 }
-inline void wait_until_boxes_are_read() {}
+inline void wait_until_boxes_are_read() {
+    emulator::wait_until([&unread = unread_boxes()] { return unread == 0; });
+}
 
 template <int kNumber, int kThreads>
 void sync_threads() {
     emulator::barrier(kNumber, kThreads);
 }
 inline void sync_128(int number) { emulator::barrier(static_cast<unsigned>(number), 128); }
+inline void arrive_128(int number) { emulator::arrive(static_cast<unsigned>(number), 128); }
 inline bool any_of_128(int number, bool is) {
     static thread_local bool any[16];
     const auto id = static_cast<unsigned>(number);
