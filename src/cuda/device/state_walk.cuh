@@ -24,9 +24,13 @@ struct StatePlace {
     std::int32_t warm = 0;
 };
 
+// Whether the final state takes the place of the initial one, which something else may still have to read.
+__device__ __forceinline__ bool final_is_initial(const ForwardCall& call, const StatePlace& at) {
+    return at.slots.read >= 0 && at.slots.read == at.slots.write && call.initial_state.data == call.final_state.data;
+}
+// Whether the first segment keeps its start for its outputs, since the last one may end before they begin.
 __device__ __forceinline__ bool start_is_kept(const ForwardCall& call, const StatePlace& at) {
-    return at.segment.index == 0 && !at.segment.last && at.slots.read >= 0 && at.slots.read == at.slots.write &&
-           call.initial_state.data == call.final_state.data;
+    return at.segment.index == 0 && !at.segment.last && final_is_initial(call, at);
 }
 
 // kColumns: rows of S^T that a block has, a warp 16 of them. kScaled: see keep_in_range. kLean: the place stays in

@@ -35,7 +35,7 @@ public:
         for (std::int32_t step = 0; step + 1 < count_; ++step) {
             if (windows_ && step % 32 == 0) carried = carried_from(step);
             const bool now = (carried >> (step % 32) & 1) != 0;
-            if (now) f(row(step), chained && step > 0, step);
+            if (now) f(row(step), chained, step);
             chained = now;
         }
     }

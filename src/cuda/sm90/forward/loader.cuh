@@ -143,16 +143,15 @@ private:
         place.v0 = static_cast<std::int32_t>(i % params.carry_tiles) * kCarryColumns;
         const SegmentRange segments = segments_of(call, params.table, place.segment.n);
         place.number = segments.first;
-        shared.item_empty[turn_.stage()].wait(turn_.round() ^ 1);
+        ForwardItem& item = free_item();
         if (lane() == 0) {
-            ForwardItem& item = shared.items[turn_.stage()];
             item.place = place;
             item.work = ForwardWork::carry;
             item.chunks = 0;
             item.segments = segments.count;
         }
         __syncwarp();
-        if (!CarriedCuts(params, shared.items[turn_.stage()], windows_).any()) return false;
+        if (!CarriedCuts(params, item, windows_).any()) return false;
         if (lane() == 0) shared.item_full[turn_.stage()].arrive();
         return true;
     }
@@ -193,10 +192,14 @@ private:
         return place.segment.index > 0 && place.warm == 0;
     }
 
-    __device__ __forceinline__ void hand_over(const StatePlace& place, bool walks) {
+    // The place of the next item, once all are done with what was there.
+    __device__ __forceinline__ ForwardItem& free_item() const {
         shared.item_empty[turn_.stage()].wait(turn_.round() ^ 1);
+        return shared.items[turn_.stage()];
+    }
+    __device__ __forceinline__ void hand_over(const StatePlace& place, bool walks) {
+        ForwardItem& item = free_item();
         if (lane() == 0) {
-            ForwardItem& item = shared.items[turn_.stage()];
             item.place = place;
             item.work = ForwardWork::state;
             item.chunks = walks ? place.segment.chunks + place.warm : 0;
@@ -207,10 +210,10 @@ private:
         __syncwarp();
     }
     __device__ __forceinline__ void announce_end(ForwardWork what) {
-        shared.item_empty[turn_.stage()].wait(turn_.round() ^ 1);
+        ForwardItem& item = free_item();
         if (lane() == 0) {
-            shared.items[turn_.stage()].work = what;
-            shared.items[turn_.stage()].chunks = 0;
+            item.work = what;
+            item.chunks = 0;
             shared.item_full[turn_.stage()].arrive();
         }
         ++turn_.n;

@@ -121,7 +121,7 @@ private:
         unit_ = inverse_of_power(inverse_unit_);
         if constexpr (kOutputs) {
             if constexpr (kCut) {
-                if (at_.segment.last && at_.segment.index > 0 && final_is_initial()) {
+                if (at_.segment.last && at_.segment.index > 0 && final_is_initial(call_, at_)) {
                     wait_for_start(at_.number - at_.segment.index);
                 }
             }
@@ -148,11 +148,6 @@ private:
                            static_cast<std::uint32_t>(p_.dim_v));
         }
         sync_threads<Config::kMeeting, Config::kWalkers>();
-    }
-    // Whether the final state takes the place of the initial one, which something else may still have to read.
-    __device__ __forceinline__ bool final_is_initial() const {
-        return at_.slots.read >= 0 && at_.slots.read == at_.slots.write &&
-               call_.initial_state.data == call_.final_state.data;
     }
     // The end or transition of a segment is stored, and what it kept.
     __device__ __forceinline__ void announce_end() const {
