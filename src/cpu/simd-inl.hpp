@@ -116,6 +116,41 @@ HWY_INLINE void fill(float* to, std::size_t n, float value) {
     for (std::size_t i = 0; i < n; ++i) to[i] = value;
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// A vector of blocks of four elements, `step` elements apart.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> load_blocks(D d, const T* from, std::size_t step) {
+    if constexpr (hn::MaxLanes(d) <= 4) {
+        return hn::LoadU(d, from);
+    } else {
+        const hn::Half<D> half;
+        return hn::Combine(d, load_blocks(half, from + hn::MaxLanes(half) / 4 * step, step),
+                           load_blocks(half, from, step));
+    }
+}
+
+// A transpose of as many rows as d has lanes. NOTE: the blocks of a vector are rows four apart, so that two steps of
+// interleaving inside blocks leave whole columns.
+template <class D, class T>
+HWY_INLINE void transpose_rows(D d, const T* from, std::size_t from_stride, std::size_t columns, T* to,
+                               std::size_t to_stride) {
+    const hn::Repartition<std::uint64_t, D> d64;
+    for (std::size_t c = 0; c < columns; c += 4, from += 4, to += 4 * to_stride) {
+        const auto r0 = load_blocks(d, from, 4 * from_stride), r1 = load_blocks(d, from + from_stride, 4 * from_stride);
+        const auto r2 = load_blocks(d, from + 2 * from_stride, 4 * from_stride);
+        const auto r3 = load_blocks(d, from + 3 * from_stride, 4 * from_stride);
+        const auto a = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));  // r0[0] r1[0] r0[1] r1[1]
+        const auto b = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
+        const auto e = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
+        const auto g = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
+        hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, a, b)), d, to);
+        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, a, b)), d, to + to_stride);
+        hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, e, g)), d, to + 2 * to_stride);
+        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, e, g)), d, to + 3 * to_stride);
+    }
+}
+#endif
+
 // to[c * to_stride + r] = from[r * from_stride + c] for 32-bit elements; rows and columns are multiples of 4.
 template <class T>
 HWY_INLINE void transpose(const T* from, std::size_t from_stride, std::size_t rows, std::size_t columns, T* to,
@@ -125,24 +160,14 @@ HWY_INLINE void transpose(const T* from, std::size_t from_stride, std::size_t ro
     for (std::size_t r = 0; r < rows; ++r)
         for (std::size_t c = 0; c < columns; ++c) to[c * to_stride + r] = from[r * from_stride + c];
 #else
-    const hn::FixedTag<T, 4> d;
-    const hn::Repartition<std::uint64_t, decltype(d)> d64;
-    for (std::size_t r = 0; r < rows; r += 4) {
-        for (std::size_t c = 0; c < columns; c += 4) {
-            const T* f = from + r * from_stride + c;
-            const auto r0 = hn::LoadU(d, f), r1 = hn::LoadU(d, f + from_stride);
-            const auto r2 = hn::LoadU(d, f + 2 * from_stride), r3 = hn::LoadU(d, f + 3 * from_stride);
-            const auto a = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));  // r0[0] r1[0] r0[1] r1[1]
-            const auto b = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
-            const auto e = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
-            const auto g = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
-            T* t = to + c * to_stride + r;
-            hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, a, b)), d, t);
-            hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, a, b)), d, t + to_stride);
-            hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, e, g)), d, t + 2 * to_stride);
-            hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, e, g)), d, t + 3 * to_stride);
-        }
-    }
+    std::size_t r = 0;
+#if !HWY_HAVE_SCALABLE
+    const hn::Rebind<T, FloatTag> wide;
+    for (; r + hn::MaxLanes(wide) <= rows; r += hn::MaxLanes(wide))
+        transpose_rows(wide, from + r * from_stride, from_stride, columns, to + r, to_stride);
+#endif
+    for (; r < rows; r += 4)
+        transpose_rows(hn::FixedTag<T, 4>(), from + r * from_stride, from_stride, columns, to + r, to_stride);
 #endif
 }
 
