@@ -2,8 +2,8 @@
 //
 // Pass one runs the state recurrence forward and keeps, for every chunk, the entering state S, the deltas X and the
 // decayed reads e U = V - R. Pass two walks the chunks backwards with the adjoint D of the state that leaves the chunk.
-// Both states are kept transposed, [V, K]: most products reduce over V, and the two that do not give a [V, C] result
-// instead. With the symbols of forward-inl.hpp, K^ and Q^ including norms and scale (derivation: docs/math.md,
+// Both states are kept transposed, in strips of K: most products reduce over V, and the two that do not give a [V, C]
+// result instead. With the symbols of forward-inl.hpp, K^ and Q^ including norms and scale (derivation: docs/math.md,
 // "Gradients"):
 //   X'  = P^T dO + r (K^ D)                r_i = exp(gamma_C - gamma_i)
 //   W'  solves (I + L)^T W' = X'           the gradient of W = beta R
@@ -254,11 +254,12 @@ struct BackwardRun {
         const std::size_t strip = strip_columns();
         for (std::size_t v0 = 0; v0 < vc; v0 += strip) {
             if (!from || v0 >= dim_v) {
-                fill(to.sum + v0 * kc, strip * kc, 0.0f);
+                for (std::size_t k0 = 0; k0 < kc; k0 += strip) fill(to.sum + k0 * vc + v0 * strip, strip * strip, 0.0f);
                 continue;
             }
             load_tile(from, row, head, v0, std::min(strip, dim_v - v0), {s.tile, strip, dim_k, kc}, s.turn);
-            transpose(s.tile, strip, kc, strip, to.sum + v0 * kc, kc);
+            for (std::size_t k0 = 0; k0 < kc; k0 += strip)
+                transpose(s.tile + k0 * strip, strip, strip, strip, to.sum + k0 * vc + v0 * strip, strip);
         }
         if (factor != 1.0f) scale_row(to.sum, vc * kc, factor);
         to.refresh(vc, kc);
@@ -268,7 +269,8 @@ struct BackwardRun {
         const std::size_t strip = strip_columns();
         if (adjoint_scale != 1.0f) scale_row(adjoint.sum, vc * kc, adjoint_scale);
         for (std::size_t v0 = 0; v0 < dim_v; v0 += strip) {
-            transpose(adjoint.sum + v0 * kc, kc, strip, kc, s.tile, strip);
+            for (std::size_t k0 = 0; k0 < kc; k0 += strip)
+                transpose(adjoint.sum + k0 * vc + v0 * strip, strip, strip, strip, s.tile + k0 * strip, strip);
             store_tile({s.tile, strip, dim_k, kc}, v0, std::min(strip, dim_v - v0), to, row, head, s.turn);
         }
     }
@@ -313,7 +315,10 @@ struct BackwardRun {
             ahead.add(call.k, task.span.batch, begin, end, task.key_head, 0, dim_k);
             ahead.add(call.q, task.span.batch, begin, end, task.key_head, 0, dim_k);
         }
-        update_state(vc, kc, rows, s.gates.total, state, &term, 1, entering(next, slot), ahead);
+        ahead.spread(kc / strip_columns() * (vc / kTileRows));
+        const StateForms<Operand> leaving = entering(next, slot);
+        for (std::size_t p = 0; p < kc / strip_columns(); ++p)
+            update_state(p, vc, kc, rows, s.gates.total, state.sum, &term, 1, leaving, ahead);
     }
 
     // One chunk of pass two of the head in `slot`.
@@ -344,19 +349,11 @@ struct BackwardRun {
         }
         s.d_u.fill(s.w, s.u_factor, vc, rows);
         if (!task.adjoint_out) {
-            if constexpr (kDepth == 2) state.by_value = s.state_by_value;
-            const double along_states = adjoint_scale * dot_states<Operand>(vc, kc, adjoint.sum, state);
             small_products();
             value_gradients();
-            query_gradients();
-            key_gradients();
-            // The chunk's whole decay: <D, S> and the ends of all r.
-            s.d_gamma[n - 1] += to_end + g.total * along_states;
-            for (std::size_t i = n; i < rows; ++i) s.d_gamma[n - 1] += s.d_gamma[i];
-            store_gates();
         }
 
-        // D <- exp(gamma_C) D + K^T U' + Q^T (e dO)
+        // D <- exp(gamma_C) D + K^T U' + Q^T (e dO), strip by strip of K, after all that reads D and S there.
         rows_by_token<Operand>(q, s.q_factor, kc, rows, s.q_by_token);
         Term<Operand> terms[3] = {{s.d_u.by_token, k_by_token}, {s.d_o.by_token, s.q_by_token}};
         if constexpr (kDepth == 2) {
@@ -369,7 +366,32 @@ struct BackwardRun {
             ask_ahead(call.d_o, slot, next, ahead);
             if (!task.adjoint_out) ask_ahead(call.d_v, slot, next, ahead);
         }
-        update_state(vc, kc, rows, g.total, adjoint, terms, 1 + kDepth, adjoint, ahead);
+        ahead.spread(kc / strip_columns() * (vc / kTileRows));
+        double along_states = 0.0;
+        for (std::size_t p = 0; p < kc / strip_columns(); ++p) {
+            if (!task.adjoint_out) along_states += token_gradients(p);
+            update_state(p, vc, kc, rows, g.total, adjoint.sum, terms, 1 + kDepth, adjoint, ahead);
+        }
+        if (task.adjoint_out) return;
+        // The chunk's whole decay: <D, S> and the ends of all r.
+        s.d_gamma[n - 1] += to_end + g.total * adjoint_scale * along_states;
+        for (std::size_t i = n; i < rows; ++i) s.d_gamma[n - 1] += s.d_gamma[i];
+        store_gates();
+    }
+
+    // Strip p of K: d Q^ and d K^ of the chunk's tokens. Returns the strip's part of <D, S> / adjoint_scale.
+    HWY_INLINE double token_gradients(std::size_t p) const {
+        const std::size_t strip = strip_columns(), at = p * strip * vc;
+        const float* sums = state.sum + at;
+        const double along = dot_strips<Operand>(vc, adjoint.sum + at, sums, s.state_by_value);
+        if constexpr (kDepth == 1) {
+            query_gradients(p * strip, sums);
+            key_gradients(p * strip, sums, adjoint.sum + at);
+        } else {
+            query_gradients(p * strip, s.state_by_value);
+            key_gradients(p * strip, s.state_by_value, adjoint.by_value + at / kDepth);
+        }
+        return along;
     }
 
     // W' += P^T dO, before the substitution.
@@ -472,61 +494,59 @@ struct BackwardRun {
         }
     }
 
-    // dQ^ += e (dO S^T) + (Gamma P') K. <q, e (dO S^T)> is where the decay since the chunk's start enters gamma.
-    HWY_NOINLINE void query_gradients() const {
+    // dQ^ += e (dO S^T) + (Gamma P') K in the strip of K at j. <q, e (dO S^T)> is where the decay since the chunk's
+    // start enters gamma.
+    HWY_NOINLINE void query_gradients(std::size_t j, const Element* state_strip) const {
         const FloatTag d;
         const std::size_t l = lanes();
-        for (std::size_t j = 0; j < kc; j += 2 * l)
-            for (std::size_t i = 0; i < rows; i += kTileRows) {
-                FQLA_TILE_ZERO() {
-                    using Dot = Operand;
-                    FQLA_TILE_OVER_K(vc / kDepth / kTileRows, s.d_o.by_channel + i * kTileRows, C, state.by_value + j,
-                                     kc, l)
-                }
-                const float* queries = q + i * kc + j;
+        for (std::size_t i = 0; i < rows; i += kTileRows) {
+            FQLA_TILE_ZERO() {
+                using Dot = Operand;
+                FQLA_TILE_OVER_K(vc / kDepth / kTileRows, s.d_o.by_channel + i * kTileRows, C, state_strip, 2 * l, l)
+            }
+            const float* queries = q + i * kc + j;
 #define FQLA_ROW(r)                                         \
     x##r = hn::Mul(hn::Set(d, s.gates.decay[i + r]), x##r); \
     y##r = hn::Mul(hn::Set(d, s.gates.decay[i + r]), y##r); \
     s.d_gamma[i + r] += hn::GetLane(hn::SumOfLanes(         \
         d, hn::MulAdd(x##r, hn::Load(d, queries + r * kc), hn::Mul(y##r, hn::Load(d, queries + r * kc + l)))));
-                FQLA_EACH_ROW(FQLA_ROW)
+            FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
-                using Dot = FloatDot;
-                FQLA_TILE_OVER_TURNED(0, i + kTileRows, s.weight + i, C, k + j, kc, l)
-                FQLA_TILE_ADD_TO(d_q + i * kc + j, kc)
-            }
+            using Dot = FloatDot;
+            FQLA_TILE_OVER_TURNED(0, i + kTileRows, s.weight + i, C, k + j, kc, l)
+            FQLA_TILE_ADD_TO(d_q + i * kc + j, kc)
+        }
     }
 
-    // dK^ += r (X D^T) + U' S^T + (Gamma P')^T Q + (Z + Z^T) K
-    HWY_NOINLINE void key_gradients() const {
+    // dK^ += r (X D^T) + U' S^T + (Gamma P')^T Q + (Z + Z^T) K in the strip of K at j.
+    HWY_NOINLINE void key_gradients(std::size_t j, const Element* state_strip, const Element* adjoint_strip) const {
         const FloatTag d;
         const std::size_t l = lanes(), blocks = vc / kDepth / kTileRows;
-        for (std::size_t j = 0; j < kc; j += 2 * l)
-            for (std::size_t i = 0; i < rows; i += kTileRows) {
-                FQLA_TILE_ZERO() {
-                    using Dot = Operand;
-                    FQLA_TILE_OVER_K(blocks, s.x.by_channel + i * kTileRows, C, adjoint.by_value + j, kc, l)
+        for (std::size_t i = 0; i < rows; i += kTileRows) {
+            FQLA_TILE_ZERO() {
+                using Dot = Operand;
+                FQLA_TILE_OVER_K(blocks, s.x.by_channel + i * kTileRows, C, adjoint_strip, 2 * l, l)
 #define FQLA_ROW(r)                                        \
     x##r = hn::Mul(hn::Set(d, s.gates.rest[i + r]), x##r); \
     y##r = hn::Mul(hn::Set(d, s.gates.rest[i + r]), y##r);
-                    FQLA_EACH_ROW(FQLA_ROW)
+                FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
-                    FQLA_TILE_OVER_K(blocks, s.d_u.by_channel + i * kTileRows, C, state.by_value + j, kc, l)
-                    if (adjoint_scale != 1.0f) {
-                        const auto scale = hn::Set(d, adjoint_scale);
+                FQLA_TILE_OVER_K(blocks, s.d_u.by_channel + i * kTileRows, C, state_strip, 2 * l, l)
+                if (adjoint_scale != 1.0f) {
+                    const auto scale = hn::Set(d, adjoint_scale);
 #define FQLA_ROW(r)              \
     x##r = hn::Mul(scale, x##r); \
     y##r = hn::Mul(scale, y##r);
-                        FQLA_EACH_ROW(FQLA_ROW)
+                    FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
-                    }
                 }
-                using Dot = FloatDot;
-                FQLA_TILE_OVER_ROWS(i, rows, s.weight + i * C, C, q + j, kc, l)
-                FQLA_TILE_OVER_TURNED(0, i + kTileRows, s.z + i, C, k + j, kc, l)
-                FQLA_TILE_OVER_ROWS(i, rows, s.z + i * C, C, k + j, kc, l)
-                FQLA_TILE_ADD_TO(d_k + i * kc + j, kc)
             }
+            using Dot = FloatDot;
+            FQLA_TILE_OVER_ROWS(i, rows, s.weight + i * C, C, q + j, kc, l)
+            FQLA_TILE_OVER_TURNED(0, i + kTileRows, s.z + i, C, k + j, kc, l)
+            FQLA_TILE_OVER_ROWS(i, rows, s.z + i * C, C, k + j, kc, l)
+            FQLA_TILE_ADD_TO(d_k + i * kc + j, kc)
+        }
     }
 
     // Gradients of g and beta of the chunk, through softplus and sigmoid; partial sums of A_log and dt_bias.

@@ -1,9 +1,10 @@
 // The matrix products of the backward pass, and the operand forms they take. Compiled per target.
 //
-// States and adjoints of states are kept transposed, [V, K], as fp32 sums. Products read them, and every other large
-// operand, as Dot's elements: floats, which are the sums themselves, or pairs of bf16 in 32-bit words, which are
-// written beside them. Which two numbers share a word depends on what a product reduces over, so a matrix may have two
-// forms.
+// States and adjoints of states are kept transposed and in strips of two vectors of K, [K/strip, V, strip], as fp32
+// sums: the rows of a plain [V, K] matrix lie a power of two apart, and a strip of it would find only a quarter of the
+// first-level cache's sets. Products read them, and every other large operand, as Dot's elements: floats, which are the
+// sums themselves, or pairs of bf16 in 32-bit words, which are written beside them. Which two numbers share a word
+// depends on what a product reduces over, so a matrix may have two forms.
 
 // NOTE: the guard toggles, see simd-inl.hpp.
 #if defined(FQLA_CPU_BACKWARD_PRODUCTS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
@@ -131,15 +132,15 @@ HWY_INLINE void rows_by_token(const float* x, const float* factor, std::size_t n
 template <class Dot>
 struct StateForms {
     using Element = typename Dot::Element;
-    float* sum;         // [V, K]
-    Element* by_key;    // [V, K/depth]: operand A of reductions over K
-    Element* by_value;  // [V/depth, K]: operand B of reductions over V; null where nothing reads it
+    float* sum;         // [K/strip, V, strip]
+    Element* by_key;    // [K/strip, V, strip/depth]: operand A of reductions over K
+    Element* by_value;  // [K/strip, V/depth, strip]: operand B of reductions over V; null where nothing reads it
 
     // The other forms from the sums.
     HWY_INLINE void refresh(std::size_t vc, std::size_t kc) const {
         if constexpr (Dot::kDepth == 2) {
             const FloatTag d;
-            if (by_value) rows_by_token<Dot>(sum, nullptr, kc, vc, by_value);
+            if (by_value) rows_by_token<Dot>(sum, nullptr, strip_columns(), vc * kc / strip_columns(), by_value);
             for (std::size_t i = 0; i < vc * kc; i += 2 * lanes())
                 hn::Store(bf16_words(hn::Load(d, sum + i), hn::Load(d, sum + i + lanes())), WordTag(), by_key + i / 2);
         }
@@ -190,11 +191,13 @@ template <class Dot>
 HWY_NOINLINE void read_state(std::size_t vc, std::size_t kc, std::size_t tokens, const typename Dot::Element* by_key,
                              const typename Dot::Element* keys_turned, float* to) {
     const FloatTag d;
-    const std::size_t l = lanes(), depth = kc / Dot::kDepth;
+    const std::size_t l = lanes(), depth = 2 * l / Dot::kDepth, strips = kc / (2 * l);
     for (std::size_t j = 0; j < tokens; j += 2 * l)
         for (std::size_t i = 0; i < vc; i += kTileRows) {
             FQLA_TILE_ZERO()
-            FQLA_TILE_OVER_ROWS(0, depth, by_key + i * depth, depth, keys_turned + j, kBackwardChunk, l)
+            const typename Dot::Element *a = by_key + i * depth, *b = keys_turned + j;
+            for (std::size_t p = 0; p < strips; ++p, a += vc * depth, b += depth * kBackwardChunk)
+                FQLA_TILE_OVER_ROWS(0, depth, a, depth, b, kBackwardChunk, l)
             FQLA_TILE_STORE(to + i * kBackwardChunk + j, kBackwardChunk)
         }
 }
@@ -206,61 +209,62 @@ struct Term {
     const typename Dot::Element* y;  // [C/depth, K]
 };
 
-// to = factor from + sum of `count` terms over `tokens` tokens, in all forms.
+// Strip p of: to = factor from + sum of `count` terms over `tokens` tokens, in all forms.
 template <class Dot>
-HWY_NOINLINE void update_state(std::size_t vc, std::size_t kc, std::size_t tokens, float factor,
-                               const StateForms<Dot>& from, const Term<Dot>* terms, std::size_t count,
-                               const StateForms<Dot>& to, RowsAhead ahead) {
+HWY_NOINLINE void update_state(std::size_t p, std::size_t vc, std::size_t kc, std::size_t tokens, float factor,
+                               const float* from, const Term<Dot>* terms, std::size_t count, const StateForms<Dot>& to,
+                               RowsAhead& ahead) {
     const FloatTag d;
     const std::size_t l = lanes(), depth = tokens / Dot::kDepth;
     const auto scale = hn::Set(d, factor);
-    ahead.spread(vc / kTileRows * (kc / (2 * l)));
-    for (std::size_t v = 0; v < vc; v += kTileRows)
-        for (std::size_t j = 0; j < kc; j += 2 * l) {
-            ahead.step();
-            const float* start = from.sum + v * kc + j;
-#define FQLA_ROW(r)                                          \
-    auto x##r = hn::Mul(scale, hn::Load(d, start + r * kc)); \
-    auto y##r = hn::Mul(scale, hn::Load(d, start + r * kc + l));
+    for (std::size_t v = 0; v < vc; v += kTileRows) {
+        ahead.step();
+        const std::size_t at = (p * vc + v) * (2 * l);
+        const float* start = from + at;
+#define FQLA_ROW(r)                                             \
+    auto x##r = hn::Mul(scale, hn::Load(d, start + r * 2 * l)); \
+    auto y##r = hn::Mul(scale, hn::Load(d, start + r * 2 * l + l));
+        FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        for (std::size_t i = 0; i < count; ++i)
+            FQLA_TILE_OVER_TOKENS(depth, terms[i].x + v * (kBackwardChunk / Dot::kDepth), terms[i].y + p * 2 * l, kc, l)
+        FQLA_TILE_STORE(to.sum + at, 2 * l)
+        if constexpr (Dot::kDepth == 2) {
+            if (to.by_value) {
+                std::uint32_t* pairs = to.by_value + at / 2;
+#define FQLA_COUPLE(a, b)                                       \
+    hn::Store(bf16_pair(x##a, x##b), WordTag(), pairs + a * l); \
+    hn::Store(bf16_pair(y##a, y##b), WordTag(), pairs + a * l + l);
+                FQLA_EACH_COUPLE(FQLA_COUPLE)
+#undef FQLA_COUPLE
+            }
+            std::uint32_t* words = to.by_key + at / 2;
+#define FQLA_ROW(r) hn::Store(bf16_words(x##r, y##r), WordTag(), words + r * l);
             FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
-            for (std::size_t i = 0; i < count; ++i)
-                FQLA_TILE_OVER_TOKENS(depth, terms[i].x + v * (kBackwardChunk / Dot::kDepth), terms[i].y + j, kc, l)
-            FQLA_TILE_STORE(to.sum + v * kc + j, kc)
-            if constexpr (Dot::kDepth == 2) {
-                if (to.by_value) {
-                    std::uint32_t* pairs = to.by_value + v / 2 * kc + j;
-#define FQLA_COUPLE(a, b)                                            \
-    hn::Store(bf16_pair(x##a, x##b), WordTag(), pairs + a / 2 * kc); \
-    hn::Store(bf16_pair(y##a, y##b), WordTag(), pairs + a / 2 * kc + l);
-                    FQLA_EACH_COUPLE(FQLA_COUPLE)
-#undef FQLA_COUPLE
-                }
-                std::uint32_t* words = to.by_key + (v * kc + j) / 2;
-#define FQLA_ROW(r) hn::Store(bf16_words(x##r, y##r), WordTag(), words + r * (kc / 2));
-                FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-            }
         }
+    }
 }
 
-// <D, S>, row sums in double: it is the longest sum of the pass. Leaves S by value.
+// The part of <D, S> in one strip of each, in double beyond a tile's rows: it is the longest sum of the pass. Pairs
+// also leave the strip of S by value, [V/2, strip].
 template <class Dot>
-HWY_NOINLINE double dot_states(std::size_t vc, std::size_t kc, const float* adjoint, const StateForms<Dot>& state) {
+HWY_NOINLINE double dot_strips(std::size_t vc, const float* adjoint, const float* state,
+                               typename Dot::Element* state_by_value) {
     const FloatTag d;
+    const std::size_t l = lanes(), strip = 2 * l;
     double sum = 0.0;
-    for (std::size_t v = 0; v < vc; v += Dot::kDepth) {
-        auto row = hn::Zero(d);
-        for (std::size_t at = v * kc; at < (v + 1) * kc; at += lanes()) {
-            const auto x = hn::Load(d, state.sum + at);
-            row = hn::MulAdd(x, hn::Load(d, adjoint + at), row);
-            if constexpr (Dot::kDepth == 2) {
-                const auto y = hn::Load(d, state.sum + at + kc);
-                row = hn::MulAdd(y, hn::Load(d, adjoint + at + kc), row);
-                hn::Store(bf16_pair(x, y), WordTag(), state.by_value + at - v / 2 * kc);
+    for (std::size_t v = 0; v < vc; v += kTileRows) {
+        auto even = hn::Zero(d), odd = hn::Zero(d);
+        for (std::size_t row = v; row < v + kTileRows; row += 2)
+            for (std::size_t at = row * strip; at < row * strip + strip; at += l) {
+                const auto x = hn::Load(d, state + at), y = hn::Load(d, state + at + strip);
+                even = hn::MulAdd(x, hn::Load(d, adjoint + at), even);
+                odd = hn::MulAdd(y, hn::Load(d, adjoint + at + strip), odd);
+                if constexpr (Dot::kDepth == 2)
+                    hn::Store(bf16_pair(x, y), WordTag(), state_by_value + at - row / 2 * strip);
             }
-        }
-        sum += hn::GetLane(hn::SumOfLanes(d, row));
+        sum += hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
     }
     return sum;
 }

@@ -41,16 +41,16 @@ struct BackwardScratch {
     float* grams;         // [chunks, 2, C, C] k_j . k_i and k_j . q_i
     float *d_q, *d_k;     // sums over the group: of all tokens where heads come in several rounds, else of a chunk
     // The value heads' of a round, from the first pass to the second.
-    float* states;                  // [heads, chunks, V, K] state entering each chunk
+    float* states;                  // [heads, chunks, V, K] in strips: state entering each chunk
     float* values;                  // [heads, tokens, V]
     float *deltas, *decayed_reads;  // [heads, tokens, V] X and e U. NOTE: e U is kept, not V - e U: under strong decay
                                     // the difference could not be undone
-    float* adjoints;                // [heads, V, K] D
-    Element *by_key, *by_value;     // [heads, V, K/depth], [heads, V/depth, K] of the state in the first pass, D in the
-                                    // second
+    float* adjoints;                // [heads, V, K] in strips: D
+    Element *by_key, *by_value;     // [heads, V, K/depth], [heads, V/depth, K] in strips, of the state in the first
+                                    // pass, D in the second
     // One chunk's of one value head.
     Element* d_u_residual;    // [C/depth, V] blocked by token
-    Element* state_by_value;  // [V/depth, K] the entering state, in the second pass
+    Element* state_by_value;  // [V/depth, strip] of the entering state, in the second pass
     Blocked<Operand> k_blocked, x, d_o, d_u;
     Blocked<FloatDot> x_floats;    // the same memory as x for floats
     Blocked<FloatDot> k_floats;    // for the Gram matrices, with its turned rows
@@ -88,10 +88,11 @@ struct BackwardScratch {
         if constexpr (kDepth == 1) {
             k_by_token = k;
             by_key = by_value = adjoints;
+            state_by_value = nullptr;
         } else {
             b.take(k_by_token, padded * kc / kDepth);
             for (Element** p : {&by_key, &by_value}) b.take(*p, heads * kc * vc / kDepth);
-            b.take(state_by_value, kc * vc / kDepth);
+            b.take(state_by_value, strip_columns() * vc / kDepth);
         }
         if constexpr (kDepth == 2)
             k_blocked.book(b, kc), b.take(k_turned, C * kc), b.take(d_u_residual, C * vc / kDepth);
