@@ -47,6 +47,7 @@ struct BackwardRun {
     const BackwardTask& task;
     const BackwardCall& call;
     std::size_t dim_k, dim_v, kc, vc;  // sizes, and padded to whole strips
+    std::size_t band;  // columns of V that go through the small steps together, in the first-level cache
     BackwardScratch<Operand> s;
     std::size_t group, most_heads, tokens, chunks;  // value heads, of a round; scratch of a head
     float adjoint_scale = 1.0f;        // NOTE: pairs keep D divided by scale, so that q without scale is their operand:
@@ -68,7 +69,8 @@ struct BackwardRun {
           dim_k(static_cast<std::size_t>(t.shape.dim_k)),
           dim_v(static_cast<std::size_t>(t.shape.dim_v)),
           kc(whole_strips(dim_k)),
-          vc(whole_strips(dim_v)) {
+          vc(whole_strips(dim_v)),
+          band(whole_strips(1)) {
         group = static_cast<std::size_t>(t.shape.group);
         most_heads = heads_at_once(static_cast<std::size_t>(t.scratch_tokens), group);
         chunks = (static_cast<std::size_t>(t.scratch_tokens) + C - 1) / C, tokens = chunks * C;
@@ -152,14 +154,14 @@ struct BackwardRun {
         normalise(k, 1.0f);
         normalise(q, call.problem.scale);
         transpose(q, kc, rows, kc, s.q_turned, C);
-        s.k_floats.fill_by_channel(k, nullptr, kc, rows);
+        s.k_floats.fill_by_channel(k, kc, nullptr, kc, rows);
         if constexpr (kDepth == 1) {
             s.k_floats.turn(kc, rows, turned, C);
             gram_matrices(turned);
         } else {
             s.k_floats.turn(kc, rows, s.k_turned, C);
             gram_matrices(s.k_turned);
-            s.k_blocked.fill_by_channel(k, nullptr, kc, rows);
+            s.k_blocked.fill_by_channel(k, kc, nullptr, kc, rows);
             s.k_blocked.turn(kc, rows, turned, C);
             rows_by_token<Operand>(k, nullptr, kc, rows, k_by_token);
         }
@@ -201,46 +203,63 @@ struct BackwardRun {
         }
     }
 
-    // One row of a substitution: row i of x minus the sum over j in [begin, end) of factor(j) x_j.
-    template <class Factor>
-    HWY_INLINE void substitute_row(float* x, std::size_t i, std::size_t begin, std::size_t end, Factor&& factor) const {
+    // X solves (I + L) X = W in place, in `columns` columns at x: earlier tiles of rows by products, the tile's own
+    // triangle in registers.
+    HWY_NOINLINE void substitute(float* x, std::size_t columns) const {
         const FloatTag d;
         const std::size_t l = lanes();
-        float* row = x + i * vc;
-        std::size_t v = 0;
-        for (; v + kTileRows * l <= vc; v += kTileRows * l) {
-#define FQLA_ROW(r) auto x##r = hn::Load(d, row + v + r * l);
-            FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-            for (std::size_t j = begin; j < end; ++j) {
-                const auto f = hn::Set(d, factor(j));
-                const float* other = x + j * vc + v;
-#define FQLA_ROW(r) x##r = hn::NegMulAdd(f, hn::Load(d, other + r * l), x##r);
+        for (const float* end = x + columns; x < end; x += 2 * l)
+            for (std::size_t i = 0; i < rows; i += kTileRows) {
+                float* tile = x + i * vc;
+                const float* lower = s.lower + i;
+#define FQLA_ROW(r) auto x##r = hn::Load(d, tile + r * vc), y##r = hn::Load(d, tile + r * vc + l);
                 FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
-            }
-#define FQLA_ROW(r) hn::Store(x##r, d, row + v + r * l);
-            FQLA_EACH_ROW(FQLA_ROW)
+                for (std::size_t j = 0; j < i; ++j, lower += C) {
+                    const auto b0 = hn::Load(d, x + j * vc), b1 = hn::Load(d, x + j * vc + l);
+#define FQLA_ROW(r)                                       \
+    x##r = hn::NegMulAdd(hn::Set(d, lower[r]), b0, x##r); \
+    y##r = hn::NegMulAdd(hn::Set(d, lower[r]), b1, y##r);
+                    FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
-        }
-        for (; v < vc; v += l) {
-            auto sum = hn::Load(d, row + v);
-            for (std::size_t j = begin; j < end; ++j)
-                sum = hn::NegMulAdd(hn::Set(d, factor(j)), hn::Load(d, x + j * vc + v), sum);
-            hn::Store(sum, d, row + v);
-        }
-    }
-
-    // X solves (I + L) X = W in place.
-    HWY_NOINLINE void substitute(float* x) const {
-        for (std::size_t i = 1; i < n; ++i)
-            substitute_row(x, i, 0, i, [&](std::size_t j) { return s.lower[j * C + i]; });
+                }
+#define FQLA_PAIR(j, i)                                             \
+    x##i = hn::NegMulAdd(hn::Set(d, lower[j * C + i]), x##j, x##i); \
+    y##i = hn::NegMulAdd(hn::Set(d, lower[j * C + i]), y##j, y##i);
+                FQLA_EACH_PAIR(FQLA_PAIR)
+#undef FQLA_PAIR
+                FQLA_TILE_STORE(tile, vc)
+            }
     }
 
     // W' solves (I + L)^T W' = X' in place, from the last row up.
-    HWY_NOINLINE void substitute_back(float* w) const {
-        for (std::size_t j = n - 1; j-- > 0;)
-            substitute_row(w, j, j + 1, n, [&](std::size_t i) { return s.lower[j * C + i]; });
+    HWY_NOINLINE void substitute_back(float* w, std::size_t columns) const {
+        const FloatTag d;
+        const std::size_t l = lanes();
+        for (const float* end = w + columns; w < end; w += 2 * l)
+            for (std::size_t j = rows; j > 0;) {
+                j -= kTileRows;
+                float* tile = w + j * vc;
+                const float* lower = s.lower + j * C;
+#define FQLA_ROW(r) auto x##r = hn::Load(d, tile + r * vc), y##r = hn::Load(d, tile + r * vc + l);
+                FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+                for (std::size_t i = j + kTileRows; i < rows; ++i) {
+                    const auto b0 = hn::Load(d, w + i * vc), b1 = hn::Load(d, w + i * vc + l);
+#define FQLA_ROW(r)                                               \
+    x##r = hn::NegMulAdd(hn::Set(d, lower[r * C + i]), b0, x##r); \
+    y##r = hn::NegMulAdd(hn::Set(d, lower[r * C + i]), b1, y##r);
+                    FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+                }
+                lower += j;
+#define FQLA_PAIR(j, i)                                             \
+    x##j = hn::NegMulAdd(hn::Set(d, lower[j * C + i]), x##i, x##j); \
+    y##j = hn::NegMulAdd(hn::Set(d, lower[j * C + i]), y##i, y##j);
+                FQLA_EACH_PAIR_BACK(FQLA_PAIR)
+#undef FQLA_PAIR
+                FQLA_TILE_STORE(tile, vc)
+            }
     }
 
     // [Hv,K,V] floats as a state tensor of one row.
@@ -286,26 +305,34 @@ struct BackwardRun {
                   dim_v);
     }
 
+    // X and e U of the chunk in the band of columns at v.
+    HWY_INLINE void make_deltas(std::size_t v) const {
+        const FloatTag d;
+        read_state<Operand>(v, band, vc, kc, rows, state.by_key, turned, s.read_turned);
+        transpose(s.read_turned, C, band, rows, deltas + v, vc);
+        for (std::size_t i = 0; i < rows; ++i) {
+            const auto e = hn::Set(d, s.gates.decay[i]), beta = hn::Set(d, s.gates.beta[i]);
+            for (std::size_t j = i * vc + v; j < i * vc + v + band; j += lanes()) {
+                const auto eu = hn::Mul(e, hn::Load(d, deltas + j));
+                hn::Store(eu, d, decayed_reads + j);
+                hn::Store(hn::Mul(beta, hn::Sub(hn::Load(d, values + j), eu)), d, deltas + j);
+            }
+        }
+        substitute(deltas + v, band);
+    }
+
     // One chunk of pass one of the head in `slot`.
     HWY_INLINE void recompute(std::size_t slot) {
         enter_head(slot);
         fill_matrices(false);
         load_rows(call.v, head, dim_v, vc, values);
-        read_state<Operand>(vc, kc, rows, state.by_key, turned, s.read_turned);
-        transpose(s.read_turned, C, vc, rows, deltas, vc);
-        const FloatTag d;
-        for (std::size_t i = 0; i < rows; ++i) {
-            const auto e = hn::Set(d, s.gates.decay[i]), beta = hn::Set(d, s.gates.beta[i]);
-            for (std::size_t v = i * vc; v < (i + 1) * vc; v += lanes()) {
-                const auto eu = hn::Mul(e, hn::Load(d, deltas + v));
-                hn::Store(eu, d, decayed_reads + v);
-                hn::Store(hn::Mul(beta, hn::Sub(hn::Load(d, values + v), eu)), d, deltas + v);
-            }
-        }
-        substitute(deltas);
         const std::size_t next = static_cast<std::size_t>(first) / C + 1;
-        if (next >= used_chunks()) return;  // nobody asks for the final state
-        s.x.fill_by_token(deltas, s.gates.rest, vc, rows);
+        const bool last = next >= used_chunks();  // nobody asks for the final state
+        for (std::size_t v = 0; v < vc; v += band) {
+            make_deltas(v);
+            if (!last) s.x.from_channel(v).fill_by_token(deltas + v, vc, s.gates.rest, band, rows);
+        }
+        if (last) return;
         const Term<Operand> term{s.x.by_token, k_by_token};
         RowsAhead ahead;
         ask_ahead(call.v, slot, next, ahead);
@@ -328,38 +355,38 @@ struct BackwardRun {
         const ChunkGates& g = s.gates;
         load_rows(call.d_o, head, dim_v, vc, s.d_o_rows);
 
-        // X' = r (K D) + P^T dO; <r X, K D> is where the decay to the chunk's end enters gamma. The last token's own
-        // would be subtracted from itself.
-        read_state<Operand>(vc, kc, rows, adjoint.by_key, turned, s.read_turned);
-        transpose(s.read_turned, C, vc, rows, s.w, vc);
-        double to_end = 0.0;
-        for (std::size_t i = 0; i < rows; ++i) {
-            scale_row(s.w + i * vc, vc, adjoint_scale * g.rest[i]);
-            const float part = i + 1 < n ? dot(deltas + i * vc, s.w + i * vc, vc) : 0.0f;
-            s.d_gamma[i] = -part;
-            to_end += part;
-        }
-        add_outputs_back();
-        substitute_back(s.w);
-
-        s.d_o.fill(s.d_o_rows, nullptr, vc, rows);
         for (std::size_t i = 0; i < rows; ++i) {
             s.u_factor[i] = -g.beta[i] * g.decay[i] / adjoint_scale;
             s.q_factor[i] = g.decay[i] / adjoint_scale;
         }
-        s.d_u.fill(s.w, s.u_factor, vc, rows);
+        fill(s.sums, 3 * C * lanes(), 0.0f);
+        for (std::size_t v = 0; v < vc; v += band) {
+            solve_back(v);
+            s.d_o.from_channel(v).fill(s.d_o_rows + v, vc, nullptr, band, rows);
+            s.d_u.from_channel(v).fill(s.w + v, vc, s.u_factor, band, rows);
+            if constexpr (kDepth == 2)
+                s.d_u.fill_residual(s.w + v, vc, s.u_factor, band, rows, s.d_u_residual + v * (C / kDepth));
+            if (!task.adjoint_out) prepare_small_products(v);
+        }
+        // <r X, K D> is where the decay to the chunk's end enters gamma. The last token's own would be subtracted from
+        // itself.
+        double to_end = 0.0;
+        for (std::size_t i = 0; i < rows; ++i) {
+            const float part = i + 1 < n ? sum_of(i, 0) : 0.0f;
+            s.d_gamma[i] = -part;
+            to_end += part;
+        }
         if (!task.adjoint_out) {
-            small_products();
+            products_of_deltas();
+            weigh_products();
+            sum_gains();
             value_gradients();
         }
 
         // D <- exp(gamma_C) D + K^T U' + Q^T (e dO), strip by strip of K, after all that reads D and S there.
         rows_by_token<Operand>(q, s.q_factor, kc, rows, s.q_by_token);
         Term<Operand> terms[3] = {{s.d_u.by_token, k_by_token}, {s.d_o.by_token, s.q_by_token}};
-        if constexpr (kDepth == 2) {
-            s.d_u.fill_residual(s.w, s.u_factor, vc, rows, s.d_u_residual);
-            terms[2] = {s.d_u_residual, k_by_token};
-        }
+        if constexpr (kDepth == 2) terms[2] = {s.d_u_residual, k_by_token};
         RowsAhead ahead;
         if (first > 0 || slot + 1 < heads) {
             const std::size_t next = static_cast<std::size_t>(first) / C - 1;  // not looked at in the first chunk
@@ -394,29 +421,62 @@ struct BackwardRun {
         return along;
     }
 
-    // W' += P^T dO, before the substitution.
-    HWY_NOINLINE void add_outputs_back() const {
+    // X' = r (K D) + P^T dO and from it W', in the band of columns at v.
+    HWY_INLINE void solve_back(std::size_t v) const {
+        const FloatTag d;
+        read_state<Operand>(v, band, vc, kc, rows, adjoint.by_key, turned, s.read_turned);
+        transpose(s.read_turned, C, band, rows, s.w + v, vc);
+        for (std::size_t i = 0; i < rows; ++i) {
+            const auto f = hn::Set(d, adjoint_scale * s.gates.rest[i]);
+            float* sums = s.sums + 3 * i * lanes();
+            auto sum = hn::Load(d, sums);
+            for (std::size_t j = i * vc + v; j < i * vc + v + band; j += lanes()) {
+                const auto x = hn::Mul(f, hn::Load(d, s.w + j));
+                hn::Store(x, d, s.w + j);
+                sum = hn::MulAdd(x, hn::Load(d, deltas + j), sum);
+            }
+            hn::Store(sum, d, sums);
+        }
+        for (std::size_t j = v; j < v + band; j += 2 * lanes()) add_outputs_back(j);
+        substitute_back(s.w + v, band);
+    }
+
+    // W' += P^T dO in a strip of columns, before the substitution.
+    HWY_NOINLINE void add_outputs_back(std::size_t v) const {
         using Dot = FloatDot;
         const FloatTag d;
-        for (std::size_t v = 0; v < vc; v += 2 * lanes())
-            for (std::size_t j = 0; j < rows; j += kTileRows) {
-                FQLA_TILE_ZERO()
-                FQLA_TILE_OVER_ROWS(j, rows, s.upper + j * C, C, s.d_o_rows + v, vc, lanes())
-                FQLA_TILE_ADD_TO(s.w + j * vc + v, vc)
+        for (std::size_t j = 0; j < rows; j += kTileRows) {
+            FQLA_TILE_ZERO()
+            FQLA_TILE_OVER_ROWS(j, rows, s.upper + j * C, C, s.d_o_rows + v, vc, lanes())
+            FQLA_TILE_ADD_TO(s.w + j * vc + v, vc)
+        }
+    }
+
+    // Operands of <X_j, W'_i> and <X_j, dO_i>, and what W' gives to beta and gamma, from the band of columns at v.
+    HWY_INLINE void prepare_small_products(std::size_t v) const {
+        const FloatTag d;
+        s.x.from_channel(v).fill_by_channel(deltas + v, vc, nullptr, band, rows);
+        if constexpr (kDepth == 2) s.x_floats.from_channel(v).fill_by_channel(deltas + v, vc, nullptr, band, rows);
+        transpose(s.w + v, vc, rows, band, s.both_turned + v * 2 * C, 2 * C);
+        transpose(s.d_o_rows + v, vc, rows, band, s.both_turned + v * 2 * C + C, 2 * C);
+        for (std::size_t i = 0; i < rows; ++i) {
+            float* sums = s.sums + (3 * i + 1) * lanes();
+            auto with_read = hn::Load(d, sums), with_rest = hn::Load(d, sums + lanes());
+            for (std::size_t j = i * vc + v; j < i * vc + v + band; j += lanes()) {
+                const auto w = hn::Load(d, s.w + j), read = hn::Load(d, decayed_reads + j);
+                with_read = hn::MulAdd(w, read, with_read);                                    // <U', U>
+                with_rest = hn::MulAdd(w, hn::Sub(hn::Load(d, values + j), read), with_rest);  // <W', R>
             }
+            hn::Store(with_read, d, sums), hn::Store(with_rest, d, sums + lanes());
+        }
     }
 
-    // <X_j, W'_i> and <X_j, dO_i>, from them Gamma P' and Z, and what they give to beta and gamma.
-    HWY_INLINE void small_products() {
-        s.x.fill_by_channel(deltas, nullptr, vc, rows);
-        if constexpr (kDepth == 2) s.x_floats.fill_by_channel(deltas, nullptr, vc, rows);
-        transpose(s.w, vc, rows, vc, s.both_turned, 2 * C);
-        transpose(s.d_o_rows, vc, rows, vc, s.both_turned + C, 2 * C);
-        products_of_deltas();
-        weigh_products();
-        sum_gains();
+    HWY_INLINE float sum_of(std::size_t token, std::size_t which) const {
+        const FloatTag d;
+        return hn::GetLane(hn::SumOfLanes(d, hn::Load(d, s.sums + (3 * token + which) * lanes())));
     }
 
+    // <X_j, W'_i> and <X_j, dO_i>
     HWY_NOINLINE void products_of_deltas() const {
         using Dot = FloatDot;
         const FloatTag d;
@@ -432,6 +492,7 @@ struct BackwardRun {
             }
     }
 
+    // From them Gamma P' and Z, and what they give to beta and gamma.
     HWY_INLINE void weigh_products() const {
         const FloatTag d;
         fill(s.d_beta, C, 0.0f);
@@ -475,22 +536,18 @@ struct BackwardRun {
         }
     }
 
-    // dV = beta W', and what W' gives to beta and gamma.
+    // dV = beta W', and the sums of W' that belong to beta and gamma.
     HWY_INLINE void value_gradients() {
         const FloatTag d;
-        for (std::size_t i = 0; i < rows; ++i) {
-            auto with_read = hn::Zero(d), with_rest = hn::Zero(d);
-            const auto beta = hn::Set(d, s.gates.beta[i]);
-            for (std::size_t j = 0; j < vc; j += lanes()) {
-                const std::size_t v = i * vc + j;
-                const auto w = hn::Load(d, s.w + v), read = hn::Load(d, decayed_reads + v);
-                with_read = hn::MulAdd(w, read, with_read);                                    // <U', U>
-                with_rest = hn::MulAdd(w, hn::Sub(hn::Load(d, values + v), read), with_rest);  // <W', R>
-                hn::Store(hn::Mul(beta, w), d, s.row + j);
-            }
-            s.d_beta[i] += hn::GetLane(hn::SumOfLanes(d, with_rest));
-            s.d_gamma[i] -= double(s.gates.beta[i]) * hn::GetLane(hn::SumOfLanes(d, with_read));
-            if (call.d_v && i < n) store_row(s.row, dim_v, call.d_v.data, call.d_v.dtype, at(call.d_v, i, head));
+        for (std::size_t i = 0; i < n; ++i) {
+            const float beta = s.gates.beta[i];
+            s.d_beta[i] += sum_of(i, 2);
+            s.d_gamma[i] -= double(beta) * sum_of(i, 1);
+            if (!call.d_v) continue;
+            const auto b = hn::Set(d, beta);
+            for (std::size_t j = 0; j < vc; j += lanes())
+                hn::Store(hn::Mul(b, hn::Load(d, s.w + i * vc + j)), d, s.row + j);
+            store_row(s.row, dim_v, call.d_v.data, call.d_v.dtype, at(call.d_v, i, head));
         }
     }
 

@@ -45,16 +45,22 @@ struct Blocked {
             b.take(by_token, C * n / Dot::kDepth);
     }
 
-    // Both forms of the rows of x times `factor` (null: 1), for a product of each kind.
-    HWY_INLINE void fill(const float* x, const float* factor, std::size_t n, std::size_t tokens) const {
-        fill_by_channel(x, factor, n, tokens);
-        if constexpr (Dot::kDepth == 2) fill_by_token(x, factor, n, tokens);
+    // The matrix from channel n on; n in whole blocks.
+    HWY_INLINE Blocked from_channel(std::size_t n) const {
+        return {by_channel + n * (C / Dot::kDepth), by_token + n * (C / Dot::kDepth)};
     }
 
-    HWY_INLINE void fill_by_channel(const float* x, const float* factor, std::size_t n, std::size_t tokens) const {
+    // Both forms of n channels of the rows of x, ld apart, times `factor` (null: 1), for a product of each kind.
+    HWY_INLINE void fill(const float* x, std::size_t ld, const float* factor, std::size_t n, std::size_t tokens) const {
+        fill_by_channel(x, ld, factor, n, tokens);
+        if constexpr (Dot::kDepth == 2) fill_by_token(x, ld, factor, n, tokens);
+    }
+
+    HWY_INLINE void fill_by_channel(const float* x, std::size_t ld, const float* factor, std::size_t n,
+                                    std::size_t tokens) const {
         if constexpr (Dot::kDepth == 1) {
             const hn::CappedTag<float, kTileRows> d;
-            for (std::size_t t = 0; t < tokens; ++t, x += n) {
+            for (std::size_t t = 0; t < tokens; ++t, x += ld) {
                 const auto f = hn::Set(d, factor ? factor[t] : 1.0f);
                 float* to = by_channel + t * kTileRows;
                 for (std::size_t v = 0; v < n; v += kTileRows, to += C * kTileRows)
@@ -63,7 +69,7 @@ struct Blocked {
             }
         } else {
             const FloatTag d;
-            for (std::size_t t = 0; t < tokens; ++t, x += n) {
+            for (std::size_t t = 0; t < tokens; ++t, x += ld) {
                 const auto f = hn::Set(d, factor ? factor[t] : 1.0f);
                 Element* to = by_channel + t * kTileRows;
                 for (std::size_t v = 0; v < n; v += 2 * lanes(), to += 2 * C * kTileRows)
@@ -73,32 +79,33 @@ struct Blocked {
         }
     }
 
-    HWY_INLINE void fill_by_token(const float* x, const float* factor, std::size_t n, std::size_t tokens) const {
+    HWY_INLINE void fill_by_token(const float* x, std::size_t ld, const float* factor, std::size_t n,
+                                  std::size_t tokens) const {
         if constexpr (Dot::kDepth == 1) {
-            fill_by_channel(x, factor, n, tokens);
+            fill_by_channel(x, ld, factor, n, tokens);
         } else {
             const FloatTag d;
             constexpr std::size_t kBlock = C / 2 * kTileRows;
-            for (std::size_t t = 0; t < tokens; t += 2, x += 2 * n) {
+            for (std::size_t t = 0; t < tokens; t += 2, x += 2 * ld) {
                 const auto f = hn::Set(d, factor ? factor[t] : 1.0f), f1 = hn::Set(d, factor ? factor[t + 1] : 1.0f);
                 Element* to = by_token + t / 2 * kTileRows;
                 for (std::size_t v = 0; v < n; v += lanes(), to += 2 * kBlock)
-                    store_halves(bf16_pair(hn::Mul(f, hn::Load(d, x + v)), hn::Mul(f1, hn::Load(d, x + n + v))), to,
+                    store_halves(bf16_pair(hn::Mul(f, hn::Load(d, x + v)), hn::Mul(f1, hn::Load(d, x + ld + v))), to,
                                  to + kBlock);
             }
         }
     }
 
     // What rounding to pairs took from by_token, as an operand like it.
-    HWY_INLINE void fill_residual(const float* x, const float* factor, std::size_t n, std::size_t tokens,
-                                  Element* to) const {
+    HWY_INLINE void fill_residual(const float* x, std::size_t ld, const float* factor, std::size_t n,
+                                  std::size_t tokens, Element* to) const {
         const FloatTag d;
         constexpr std::size_t kBlock = C / 2 * kTileRows;
-        for (std::size_t t = 0; t < tokens; t += 2, x += 2 * n) {
+        for (std::size_t t = 0; t < tokens; t += 2, x += 2 * ld) {
             const auto f = hn::Set(d, factor[t]), f1 = hn::Set(d, factor[t + 1]);
             Element* row = to + t / 2 * kTileRows;
             for (std::size_t v = 0; v < n; v += lanes(), row += 2 * kBlock)
-                store_halves(bf16_residual(hn::Mul(f, hn::Load(d, x + v)), hn::Mul(f1, hn::Load(d, x + n + v))), row,
+                store_halves(bf16_residual(hn::Mul(f, hn::Load(d, x + v)), hn::Mul(f1, hn::Load(d, x + ld + v))), row,
                              row + kBlock);
         }
     }
@@ -186,16 +193,16 @@ struct StateForms {
     }
 #endif
 
-// (K S)^T or (K D)^T: C[V, C] = state [V, K] . keys [K/depth, C].
+// Rows [v, v + n) of (K S)^T or (K D)^T: C[n, C] = state [V, K] . keys [K/depth, C].
 template <class Dot>
-HWY_NOINLINE void read_state(std::size_t vc, std::size_t kc, std::size_t tokens, const typename Dot::Element* by_key,
-                             const typename Dot::Element* keys_turned, float* to) {
+HWY_NOINLINE void read_state(std::size_t v, std::size_t n, std::size_t vc, std::size_t kc, std::size_t tokens,
+                             const typename Dot::Element* by_key, const typename Dot::Element* keys_turned, float* to) {
     const FloatTag d;
     const std::size_t l = lanes(), depth = 2 * l / Dot::kDepth, strips = kc / (2 * l);
     for (std::size_t j = 0; j < tokens; j += 2 * l)
-        for (std::size_t i = 0; i < vc; i += kTileRows) {
+        for (std::size_t i = 0; i < n; i += kTileRows) {
             FQLA_TILE_ZERO()
-            const typename Dot::Element *a = by_key + i * depth, *b = keys_turned + j;
+            const typename Dot::Element *a = by_key + (v + i) * depth, *b = keys_turned + j;
             for (std::size_t p = 0; p < strips; ++p, a += vc * depth, b += depth * kBackwardChunk)
                 FQLA_TILE_OVER_ROWS(0, depth, a, depth, b, kBackwardChunk, l)
             FQLA_TILE_STORE(to + i * kBackwardChunk + j, kBackwardChunk)

@@ -27,6 +27,11 @@ HWY_INLINE std::size_t heads_at_once(std::size_t tokens, std::size_t group) {
     return std::min<std::size_t>(tokens <= kShort ? 1 : 2, group);
 }
 
+HWY_INLINE std::size_t whole_strips(std::size_t n) {
+    const std::size_t s = std::max<std::size_t>(strip_columns(), 8);
+    return (n + s - 1) / s * s;
+}
+
 // Scratch of a backward task. Matrices [C, C] are stored at [j, i], i the later token, with zeros where i < j.
 template <class Operand>
 struct BackwardScratch {
@@ -61,7 +66,8 @@ struct BackwardScratch {
     float *d_lower, *d_upper;      // [C, C] <X_j, W'_i>, <X_j, dO_i>
     float *weight, *z, *gain;      // [C, C] Gamma P', Z, and what both give to gamma
     float *d_o_rows, *w;           // [C, V]
-    float* read_turned;            // [V, C] K S or K D, transposed
+    float* read_turned;            // [band, C] K S or K D, transposed
+    float* sums;                   // [C, 3, lanes] partial <X, r (K D)>, <W', e U>, <W', R> of each token
     float *u_factor, *q_factor;    // [C] -beta e and e, divided like D
     double* d_gamma;               // [C] NOTE: double, so that what enters at one token and leaves at another
                                    // cancels in the running sum
@@ -106,16 +112,12 @@ struct BackwardScratch {
         b.take(q_by_token, C * kc / kDepth);
         b.take(both_turned, 2 * C * vc);
         for (float** p : {&lower, &upper, &gamma, &d_lower, &d_upper, &weight, &z, &gain}) b.take(*p, C * C);
-        for (float** p : {&d_o_rows, &w, &read_turned}) b.take(*p, C * vc);
+        for (float** p : {&d_o_rows, &w}) b.take(*p, C * vc);
+        b.take(read_turned, whole_strips(1) * C), b.take(sums, 3 * C * lanes());
         b.take(row, std::max(kc, vc)), b.take(tile, kc * strip_columns());
         b.take(turn, strip_columns() * (kc + kTileRows));
     }
 };
-
-HWY_INLINE std::size_t whole_strips(std::size_t n) {
-    const std::size_t s = std::max<std::size_t>(strip_columns(), 8);
-    return (n + s - 1) / s * s;
-}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace flashqla::cpu

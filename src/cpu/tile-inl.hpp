@@ -20,12 +20,14 @@
 
 // Rows of a register tile: 8 where there are 32 vector registers, 4 where there are 16.
 // NOTE: SVE vectors are sizeless and cannot live in arrays, so tiles are written as named variables through these
-// lists: every row, every couple of rows, every pair j < i with j outermost.
+// lists: every row, every couple of rows, every pair j < i with j outermost and rising, or with i outermost and
+// falling.
 // clang-format off
 #undef FQLA_TILE_ROWS
 #undef FQLA_EACH_ROW
 #undef FQLA_EACH_COUPLE
 #undef FQLA_EACH_PAIR
+#undef FQLA_EACH_PAIR_BACK
 #if HWY_ARCH_ARM || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 #define FQLA_TILE_ROWS 8
 #define FQLA_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
@@ -38,11 +40,20 @@
     X(4, 5) X(4, 6) X(4, 7)                                 \
     X(5, 6) X(5, 7)                                         \
     X(6, 7)
+#define FQLA_EACH_PAIR_BACK(X)                              \
+    X(6, 7) X(5, 7) X(4, 7) X(3, 7) X(2, 7) X(1, 7) X(0, 7) \
+    X(5, 6) X(4, 6) X(3, 6) X(2, 6) X(1, 6) X(0, 6)         \
+    X(4, 5) X(3, 5) X(2, 5) X(1, 5) X(0, 5)                 \
+    X(3, 4) X(2, 4) X(1, 4) X(0, 4)                         \
+    X(2, 3) X(1, 3) X(0, 3)                                 \
+    X(1, 2) X(0, 2)                                         \
+    X(0, 1)
 #else
 #define FQLA_TILE_ROWS 4
 #define FQLA_EACH_ROW(X) X(0) X(1) X(2) X(3)
 #define FQLA_EACH_COUPLE(X) X(0, 1) X(2, 3)
 #define FQLA_EACH_PAIR(X) X(0, 1) X(0, 2) X(0, 3) X(1, 2) X(1, 3) X(2, 3)
+#define FQLA_EACH_PAIR_BACK(X) X(2, 3) X(1, 3) X(0, 3) X(1, 2) X(0, 2) X(0, 1)
 #endif
 // clang-format on
 
