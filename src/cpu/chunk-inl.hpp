@@ -215,9 +215,10 @@ public:
         lines_ += static_cast<std::size_t>(last - first) * lines_of(x, columns);
     }
     // Spreads everything added so far over `steps` steps.
-    HWY_INLINE void spread(std::size_t steps) { each_ = (lines_ + steps - 1) / steps; }
-    HWY_INLINE void step() {
-        for (std::size_t i = 0; i < each_ && part_ < count_; ++i) {
+    HWY_INLINE void spread(std::size_t steps) { each_ = (lines_ * kUnit + steps - 1) / steps; }
+    // As many steps at once.
+    HWY_INLINE void step(std::size_t steps = 1) {
+        for (due_ += steps * each_; due_ >= kUnit && part_ < count_; due_ -= kUnit) {
             const Part& p = parts_[part_];
             __builtin_prefetch(p.at + static_cast<std::int64_t>(row_) * p.stride + line_ * 64);
             if (++line_ < p.lines) continue;
@@ -233,8 +234,9 @@ private:
         std::int64_t stride;  // bytes from row to row
         std::size_t rows, lines;
     };
+    static constexpr std::size_t kUnit = 1024;  // a line, so that a step can be a part of one
     Part parts_[4];
-    std::size_t count_ = 0, lines_ = 0, each_ = 0;
+    std::size_t count_ = 0, lines_ = 0, each_ = 0, due_ = 0;
     std::size_t part_ = 0, row_ = 0, line_ = 0;
 };
 
