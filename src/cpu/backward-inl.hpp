@@ -306,9 +306,9 @@ struct BackwardRun {
     }
 
     // X and e U of the chunk in the band of columns at v.
-    HWY_INLINE void make_deltas(std::size_t v) const {
+    HWY_INLINE void make_deltas(std::size_t v, RowsAhead& ahead) const {
         const FloatTag d;
-        read_state<Operand>(v, band, vc, kc, rows, state.by_key, turned, s.read_turned);
+        read_state<Operand>(v, band, vc, kc, rows, state.by_key, turned, s.read_turned, ahead);
         transpose(s.read_turned, C, band, rows, deltas + v, vc);
         for (std::size_t i = 0; i < rows; ++i) {
             const auto e = hn::Set(d, s.gates.decay[i]), beta = hn::Set(d, s.gates.beta[i]);
@@ -328,24 +328,44 @@ struct BackwardRun {
         load_rows(call.v, head, dim_v, vc, values);
         const std::size_t next = static_cast<std::size_t>(first) / C + 1;
         const bool last = next >= used_chunks();  // nobody asks for the final state
-        for (std::size_t v = 0; v < vc; v += band) {
-            make_deltas(v);
-            if (!last) s.x.from_channel(v).fill_by_token(deltas + v, vc, s.gates.rest, band, rows);
-        }
-        if (last) return;
-        const Term<Operand> term{s.x.by_token, k_by_token};
         RowsAhead ahead;
-        ask_ahead(call.v, slot, next, ahead);
-        if (round == 0 && slot + 1 == heads) {
+        if (!last || slot + 1 < heads) ask_ahead(call.v, slot, next, ahead);
+        if (!last && round == 0 && slot + 1 == heads) {
             const std::int64_t begin = task.span.begin + std::int64_t(next * C);
             const std::int64_t end = std::min(begin + std::int64_t(C), task.span.begin + task.span.length);
             ahead.add(call.k, task.span.batch, begin, end, task.key_head, 0, dim_k);
             ahead.add(call.q, task.span.batch, begin, end, task.key_head, 0, dim_k);
         }
-        ahead.spread(kc / strip_columns() * (vc / kTileRows));
+        ahead.spread(vc / kTileRows * (kc + (last ? 0 : kc / strip_columns() * rows)) / kDepth);
+        for (std::size_t v = 0; v < vc; v += band) {
+            make_deltas(v, ahead);
+            if (!last) s.x.from_channel(v).fill_by_token(deltas + v, vc, s.gates.rest, band, rows);
+        }
+        if (last) return;
+        const Term<Operand> term{s.x.by_token, k_by_token};
         const StateForms<Operand> leaving = entering(next, slot);
         for (std::size_t p = 0; p < kc / strip_columns(); ++p)
             update_state(p, vc, kc, rows, s.gates.total, state.sum, &term, 1, leaving, ahead);
+    }
+
+    // What pass two reads and writes after the head in `slot`: the next head's rows, and after the last head's products
+    // the gradients of the key head.
+    HWY_INLINE RowsAhead rows_after(std::size_t slot) const {
+        RowsAhead ahead;
+        if (first > 0 || slot + 1 < heads) {
+            const std::size_t next = static_cast<std::size_t>(first) / C - 1;  // not looked at in the first chunk
+            ask_ahead(call.d_o, slot, next, ahead);
+            if (!task.adjoint_out) ask_ahead(call.d_v, slot, next, ahead);
+        }
+        if (!task.adjoint_out && slot + 1 == heads && round + heads == group) {
+            const std::int64_t begin = task.span.begin + first, end = begin + std::int64_t(n);
+            ahead.add(call.d_q, task.span.batch, begin, end, task.key_head, 0, dim_k);
+            ahead.add(call.d_k, task.span.batch, begin, end, task.key_head, 0, dim_k);
+        }
+        const std::size_t strips = kc / strip_columns(), updates = vc / kTileRows * rows * (1 + kDepth);
+        const std::size_t gradients = task.adjoint_out ? 0 : rows / kTileRows * 3 * vc;
+        ahead.spread((vc / kTileRows * kc + strips * (updates + gradients)) / kDepth);
+        return ahead;
     }
 
     // One chunk of pass two of the head in `slot`.
@@ -359,9 +379,10 @@ struct BackwardRun {
             s.u_factor[i] = -g.beta[i] * g.decay[i] / adjoint_scale;
             s.q_factor[i] = g.decay[i] / adjoint_scale;
         }
+        RowsAhead ahead = rows_after(slot);
         fill(s.sums, 3 * C * lanes(), 0.0f);
         for (std::size_t v = 0; v < vc; v += band) {
-            solve_back(v);
+            solve_back(v, ahead);
             s.d_o.from_channel(v).fill(s.d_o_rows + v, vc, nullptr, band, rows);
             s.d_u.from_channel(v).fill(s.w + v, vc, s.u_factor, band, rows);
             if constexpr (kDepth == 2)
@@ -387,16 +408,9 @@ struct BackwardRun {
         rows_by_token<Operand>(q, s.q_factor, kc, rows, s.q_by_token);
         Term<Operand> terms[3] = {{s.d_u.by_token, k_by_token}, {s.d_o.by_token, s.q_by_token}};
         if constexpr (kDepth == 2) terms[2] = {s.d_u_residual, k_by_token};
-        RowsAhead ahead;
-        if (first > 0 || slot + 1 < heads) {
-            const std::size_t next = static_cast<std::size_t>(first) / C - 1;  // not looked at in the first chunk
-            ask_ahead(call.d_o, slot, next, ahead);
-            if (!task.adjoint_out) ask_ahead(call.d_v, slot, next, ahead);
-        }
-        ahead.spread(kc / strip_columns() * (vc / kTileRows));
         double along_states = 0.0;
         for (std::size_t p = 0; p < kc / strip_columns(); ++p) {
-            if (!task.adjoint_out) along_states += token_gradients(p);
+            if (!task.adjoint_out) along_states += token_gradients(p, ahead);
             update_state(p, vc, kc, rows, g.total, adjoint.sum, terms, 1 + kDepth, adjoint, ahead);
         }
         if (task.adjoint_out) return;
@@ -407,24 +421,24 @@ struct BackwardRun {
     }
 
     // Strip p of K: d Q^ and d K^ of the chunk's tokens. Returns the strip's part of <D, S> / adjoint_scale.
-    HWY_INLINE double token_gradients(std::size_t p) const {
+    HWY_INLINE double token_gradients(std::size_t p, RowsAhead& ahead) const {
         const std::size_t strip = strip_columns(), at = p * strip * vc;
         const float* sums = state.sum + at;
         const double along = dot_strips<Operand>(vc, adjoint.sum + at, sums, s.state_by_value);
         if constexpr (kDepth == 1) {
-            query_gradients(p * strip, sums);
-            key_gradients(p * strip, sums, adjoint.sum + at);
+            query_gradients(p * strip, sums, ahead);
+            key_gradients(p * strip, sums, adjoint.sum + at, ahead);
         } else {
-            query_gradients(p * strip, s.state_by_value);
-            key_gradients(p * strip, s.state_by_value, adjoint.by_value + at / kDepth);
+            query_gradients(p * strip, s.state_by_value, ahead);
+            key_gradients(p * strip, s.state_by_value, adjoint.by_value + at / kDepth, ahead);
         }
         return along;
     }
 
     // X' = r (K D) + P^T dO and from it W', in the band of columns at v.
-    HWY_INLINE void solve_back(std::size_t v) const {
+    HWY_INLINE void solve_back(std::size_t v, RowsAhead& ahead) const {
         const FloatTag d;
-        read_state<Operand>(v, band, vc, kc, rows, adjoint.by_key, turned, s.read_turned);
+        read_state<Operand>(v, band, vc, kc, rows, adjoint.by_key, turned, s.read_turned, ahead);
         transpose(s.read_turned, C, band, rows, s.w + v, vc);
         for (std::size_t i = 0; i < rows; ++i) {
             const auto f = hn::Set(d, adjoint_scale * s.gates.rest[i]);
@@ -553,10 +567,11 @@ struct BackwardRun {
 
     // dQ^ += e (dO S^T) + (Gamma P') K in the strip of K at j. <q, e (dO S^T)> is where the decay since the chunk's
     // start enters gamma.
-    HWY_NOINLINE void query_gradients(std::size_t j, const Element* state_strip) const {
+    HWY_NOINLINE void query_gradients(std::size_t j, const Element* state_strip, RowsAhead& ahead) const {
         const FloatTag d;
         const std::size_t l = lanes();
         for (std::size_t i = 0; i < rows; i += kTileRows) {
+            ahead.step(vc / kDepth);
             FQLA_TILE_ZERO() {
                 using Dot = Operand;
                 FQLA_TILE_OVER_K(vc / kDepth / kTileRows, s.d_o.by_channel + i * kTileRows, C, state_strip, 2 * l, l)
@@ -576,10 +591,12 @@ struct BackwardRun {
     }
 
     // dK^ += r (X D^T) + U' S^T + (Gamma P')^T Q + (Z + Z^T) K in the strip of K at j.
-    HWY_NOINLINE void key_gradients(std::size_t j, const Element* state_strip, const Element* adjoint_strip) const {
+    HWY_NOINLINE void key_gradients(std::size_t j, const Element* state_strip, const Element* adjoint_strip,
+                                    RowsAhead& ahead) const {
         const FloatTag d;
         const std::size_t l = lanes(), blocks = vc / kDepth / kTileRows;
         for (std::size_t i = 0; i < rows; i += kTileRows) {
+            ahead.step(2 * vc / kDepth);
             FQLA_TILE_ZERO() {
                 using Dot = Operand;
                 FQLA_TILE_OVER_K(blocks, s.x.by_channel + i * kTileRows, C, adjoint_strip, 2 * l, l)

@@ -196,11 +196,13 @@ struct StateForms {
 // Rows [v, v + n) of (K S)^T or (K D)^T: C[n, C] = state [V, K] . keys [K/depth, C].
 template <class Dot>
 HWY_NOINLINE void read_state(std::size_t v, std::size_t n, std::size_t vc, std::size_t kc, std::size_t tokens,
-                             const typename Dot::Element* by_key, const typename Dot::Element* keys_turned, float* to) {
+                             const typename Dot::Element* by_key, const typename Dot::Element* keys_turned, float* to,
+                             RowsAhead& ahead) {
     const FloatTag d;
     const std::size_t l = lanes(), depth = 2 * l / Dot::kDepth, strips = kc / (2 * l);
     for (std::size_t j = 0; j < tokens; j += 2 * l)
         for (std::size_t i = 0; i < n; i += kTileRows) {
+            ahead.step(kc / Dot::kDepth);
             FQLA_TILE_ZERO()
             const typename Dot::Element *a = by_key + (v + i) * depth, *b = keys_turned + j;
             for (std::size_t p = 0; p < strips; ++p, a += vc * depth, b += depth * kBackwardChunk)
@@ -225,7 +227,7 @@ HWY_NOINLINE void update_state(std::size_t p, std::size_t vc, std::size_t kc, st
     const std::size_t l = lanes(), depth = tokens / Dot::kDepth;
     const auto scale = hn::Set(d, factor);
     for (std::size_t v = 0; v < vc; v += kTileRows) {
-        ahead.step();
+        ahead.step(depth * count);
         const std::size_t at = (p * vc + v) * (2 * l);
         const float* start = from + at;
 #define FQLA_ROW(r)                                             \
