@@ -202,7 +202,8 @@ private:
 
 // Rows of the caller's tensors to ask for ahead of use: they lie pages apart, where no hardware prefetcher follows. The
 // requests are spread over the tiles of a long product, because a burst fills the miss buffers and then stalls the
-// loads behind it.
+// loads behind it; and they end in the second-level cache, because the first one has turned over before the rows are
+// used.
 class RowsAhead {
 public:
     // Columns [v, v + columns) of tokens [first, last) of one head.
@@ -220,7 +221,7 @@ public:
     HWY_INLINE void step(std::size_t steps = 1) {
         for (due_ += steps * each_; due_ >= kUnit && part_ < count_; due_ -= kUnit) {
             const Part& p = parts_[part_];
-            __builtin_prefetch(p.at + static_cast<std::int64_t>(row_) * p.stride + line_ * 64);
+            __builtin_prefetch(p.at + static_cast<std::int64_t>(row_) * p.stride + line_ * 64, 0, 2);
             if (++line_ < p.lines) continue;
             line_ = 0;
             if (++row_ < p.rows) continue;
