@@ -336,6 +336,8 @@ struct BackwardRun {
             ahead.add(call.k, task.span.batch, begin, end, task.key_head, 0, dim_k);
             ahead.add(call.q, task.span.batch, begin, end, task.key_head, 0, dim_k);
         }
+        if (!last)
+            for (const float* x : {values, deltas, decayed_reads}) ahead.add(x + C * vc, C * vc);
         ahead.spread(vc / kTileRows * (kc + (last ? 0 : kc / strip_columns() * rows)) / kDepth);
         for (std::size_t v = 0; v < vc; v += band) {
             make_deltas(v, ahead);
@@ -356,6 +358,9 @@ struct BackwardRun {
             const std::size_t next = static_cast<std::size_t>(first) / C - 1;  // not looked at in the first chunk
             ask_ahead(call.d_o, slot, next, ahead);
             if (!task.adjoint_out) ask_ahead(call.d_v, slot, next, ahead);
+            const std::size_t to = slot + 1 < heads ? slot + 1 : 0, chunk = slot + 1 < heads ? next + 1 : next;
+            for (const float* x : {s.deltas, s.decayed_reads, s.values})
+                ahead.add(x + (to * tokens + chunk * C) * vc, C * vc);
         }
         if (!task.adjoint_out && slot + 1 == heads && round + heads == group) {
             const std::int64_t begin = task.span.begin + first, end = begin + std::int64_t(n);

@@ -215,6 +215,11 @@ public:
         parts_[count_++] = {at, x.token * width, static_cast<std::size_t>(last - first), lines_of(x, columns)};
         lines_ += static_cast<std::size_t>(last - first) * lines_of(x, columns);
     }
+    // n floats of scratch memory.
+    HWY_INLINE void add(const float* at, std::size_t n) {
+        parts_[count_++] = {reinterpret_cast<const std::byte*>(at), 0, 1, n * sizeof(float) / 64};
+        lines_ += n * sizeof(float) / 64;
+    }
     // Spreads everything added so far over `steps` steps.
     HWY_INLINE void spread(std::size_t steps) { each_ = (lines_ * kUnit + steps - 1) / steps; }
     // As many steps at once.
@@ -236,7 +241,7 @@ private:
         std::size_t rows, lines;
     };
     static constexpr std::size_t kUnit = 1024;  // a line, so that a step can be a part of one
-    Part parts_[4];
+    Part parts_[8];
     std::size_t count_ = 0, lines_ = 0, each_ = 0, due_ = 0;
     std::size_t part_ = 0, row_ = 0, line_ = 0;
 };
