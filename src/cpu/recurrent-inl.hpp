@@ -140,9 +140,11 @@ HWY_INLINE void step_columns(const Token& token, std::size_t v, std::size_t dim_
 #define FQLA_ROW(i) x##i = hn::LoadU(d, token.delta + v + i * lanes());
     FQLA_EACH_ROW(FQLA_ROW)
 #undef FQLA_ROW
-    s = from;
-    for (std::size_t k = 0; k < dim_k; ++k, s += from_row, to += to_row) {
+    // From the last row up: it and those before it are still in the first-level cache, which a whole state overflows.
+    to += std::int64_t(dim_k) * to_row;
+    for (std::size_t k = dim_k; k-- > 0;) {
         ahead.step();
+        s -= from_row, to -= to_row;
         const auto kk = hn::Set(d, token.k[k]);
 #define FQLA_ROW(i) Store::store(hn::MulAdd(kk, x##i, hn::Mul(decay, Store::load(s + i * lanes()))), to + i * lanes());
         FQLA_EACH_ROW(FQLA_ROW)
