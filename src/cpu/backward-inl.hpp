@@ -50,6 +50,7 @@ struct BackwardRun {
     std::size_t band;  // columns of V that go through the small steps together, in the first-level cache
     BackwardScratch<Operand> s;
     std::size_t group, most_heads, tokens, chunks;  // value heads, of a round; scratch of a head
+    bool keeps_far = false;            // rows kept for the second pass are asked for ahead, as the caller's are
     float adjoint_scale = 1.0f;        // NOTE: pairs keep D divided by scale, so that q without scale is their operand:
                                        // exact where nothing decays
     std::size_t round = 0, heads = 0;  // first value head of the group at hand, and their number
@@ -72,6 +73,7 @@ struct BackwardRun {
           vc(whole_strips(dim_v)),
           band(whole_strips(1)) {
         group = static_cast<std::size_t>(t.shape.group);
+        keeps_far = is_long(static_cast<std::size_t>(t.scratch_tokens));
         most_heads = heads_at_once(static_cast<std::size_t>(t.scratch_tokens), group);
         chunks = (static_cast<std::size_t>(t.scratch_tokens) + C - 1) / C, tokens = chunks * C;
         Taker taker{scratch};
@@ -336,7 +338,7 @@ struct BackwardRun {
             ahead.add(call.k, task.span.batch, begin, end, task.key_head, 0, dim_k);
             ahead.add(call.q, task.span.batch, begin, end, task.key_head, 0, dim_k);
         }
-        if (!last)
+        if (!last && keeps_far)
             for (const float* x : {values, deltas, decayed_reads}) ahead.add(x + C * vc, C * vc);
         ahead.spread(vc / kTileRows * (kc + (last ? 0 : kc / strip_columns() * rows)) / kDepth);
         for (std::size_t v = 0; v < vc; v += band) {
@@ -359,8 +361,9 @@ struct BackwardRun {
             ask_ahead(call.d_o, slot, next, ahead);
             if (!task.adjoint_out) ask_ahead(call.d_v, slot, next, ahead);
             const std::size_t to = slot + 1 < heads ? slot + 1 : 0, chunk = slot + 1 < heads ? next + 1 : next;
-            for (const float* x : {s.deltas, s.decayed_reads, s.values})
-                ahead.add(x + (to * tokens + chunk * C) * vc, C * vc);
+            if (keeps_far)
+                for (const float* x : {s.deltas, s.decayed_reads, s.values})
+                    ahead.add(x + (to * tokens + chunk * C) * vc, C * vc);
         }
         if (!task.adjoint_out && slot + 1 == heads && round + heads == group) {
             const std::int64_t begin = task.span.begin + first, end = begin + std::int64_t(n);
