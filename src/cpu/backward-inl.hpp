@@ -170,20 +170,9 @@ struct BackwardRun {
     }
 
     // k_turned: [K, C]
-    HWY_NOINLINE void gram_matrices(const float* k_turned) const {
-        using Dot = FloatDot;
-        const FloatTag d;
+    HWY_INLINE void gram_matrices(const float* k_turned) const {
         const auto to_queries = static_cast<std::size_t>(s.q_turned - k_turned);  // q_turned is booked later
-        for (std::size_t j = 0; j < rows; j += kTileRows)
-            for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
-                FQLA_TILE_ZERO()
-                FQLA_TILE_OVER_K(kc / kTileRows, s.k_floats.by_channel + j * kTileRows, C, k_turned + i, C, to_queries)
-#define FQLA_ROW(r)                                \
-    hn::StoreU(x##r, d, gram_k + (j + r) * C + i); \
-    hn::StoreU(y##r, d, gram_q + (j + r) * C + i);
-                FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-            }
+        products_of_rows(kc, rows, s.k_floats.by_channel, k_turned, C, to_queries, gram_k, gram_q);
     }
 
     // L, and for the second pass Gamma and P.
@@ -203,65 +192,6 @@ struct BackwardRun {
                 hn::Store(hn::IfThenElseZero(inside, hn::Mul(gamma, hn::Load(d, gram_q + ji))), d, s.upper + ji);
             }
         }
-    }
-
-    // X solves (I + L) X = W in place, in `columns` columns at x: earlier tiles of rows by products, the tile's own
-    // triangle in registers.
-    HWY_NOINLINE void substitute(float* x, std::size_t columns) const {
-        const FloatTag d;
-        const std::size_t l = lanes();
-        for (const float* end = x + columns; x < end; x += 2 * l)
-            for (std::size_t i = 0; i < rows; i += kTileRows) {
-                float* tile = x + i * vc;
-                const float* lower = s.lower + i;
-#define FQLA_ROW(r) auto x##r = hn::Load(d, tile + r * vc), y##r = hn::Load(d, tile + r * vc + l);
-                FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-                for (std::size_t j = 0; j < i; ++j, lower += C) {
-                    const auto b0 = hn::Load(d, x + j * vc), b1 = hn::Load(d, x + j * vc + l);
-#define FQLA_ROW(r)                                       \
-    x##r = hn::NegMulAdd(hn::Set(d, lower[r]), b0, x##r); \
-    y##r = hn::NegMulAdd(hn::Set(d, lower[r]), b1, y##r);
-                    FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-                }
-#define FQLA_PAIR(j, i)                                             \
-    x##i = hn::NegMulAdd(hn::Set(d, lower[j * C + i]), x##j, x##i); \
-    y##i = hn::NegMulAdd(hn::Set(d, lower[j * C + i]), y##j, y##i);
-                FQLA_EACH_PAIR(FQLA_PAIR)
-#undef FQLA_PAIR
-                FQLA_TILE_STORE(tile, vc)
-            }
-    }
-
-    // W' solves (I + L)^T W' = X' in place, from the last row up.
-    HWY_NOINLINE void substitute_back(float* w, std::size_t columns) const {
-        const FloatTag d;
-        const std::size_t l = lanes();
-        for (const float* end = w + columns; w < end; w += 2 * l)
-            for (std::size_t j = rows; j > 0;) {
-                j -= kTileRows;
-                float* tile = w + j * vc;
-                const float* lower = s.lower + j * C;
-#define FQLA_ROW(r) auto x##r = hn::Load(d, tile + r * vc), y##r = hn::Load(d, tile + r * vc + l);
-                FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-                for (std::size_t i = j + kTileRows; i < rows; ++i) {
-                    const auto b0 = hn::Load(d, w + i * vc), b1 = hn::Load(d, w + i * vc + l);
-#define FQLA_ROW(r)                                               \
-    x##r = hn::NegMulAdd(hn::Set(d, lower[r * C + i]), b0, x##r); \
-    y##r = hn::NegMulAdd(hn::Set(d, lower[r * C + i]), b1, y##r);
-                    FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-                }
-                lower += j;
-#define FQLA_PAIR(j, i)                                             \
-    x##j = hn::NegMulAdd(hn::Set(d, lower[j * C + i]), x##i, x##j); \
-    y##j = hn::NegMulAdd(hn::Set(d, lower[j * C + i]), y##i, y##j);
-                FQLA_EACH_PAIR_BACK(FQLA_PAIR)
-#undef FQLA_PAIR
-                FQLA_TILE_STORE(tile, vc)
-            }
     }
 
     // [Hv,K,V] floats as a state tensor of one row.
@@ -320,7 +250,7 @@ struct BackwardRun {
                 hn::Store(hn::Mul(beta, hn::Sub(hn::Load(d, values + j), eu)), d, deltas + j);
             }
         }
-        substitute(deltas + v, band);
+        substitute(s.lower, deltas + v, vc, band, rows);
     }
 
     // One chunk of pass one of the head in `slot`.
@@ -406,7 +336,8 @@ struct BackwardRun {
             to_end += part;
         }
         if (!task.adjoint_out) {
-            products_of_deltas();
+            // <X_j, W'_i> and <X_j, dO_i>
+            products_of_rows(vc, rows, s.x_floats.by_channel, s.both_turned, 2 * C, C, s.d_lower, s.d_upper);
             weigh_products();
             sum_gains();
             value_gradients();
@@ -460,7 +391,7 @@ struct BackwardRun {
             hn::Store(sum, d, sums);
         }
         for (std::size_t j = v; j < v + band; j += 2 * lanes()) add_outputs_back(j);
-        substitute_back(s.w + v, band);
+        substitute_back(s.lower, s.w + v, vc, band, rows);
     }
 
     // W' += P^T dO in a strip of columns, before the substitution.
@@ -498,23 +429,7 @@ struct BackwardRun {
         return hn::GetLane(hn::SumOfLanes(d, hn::Load(d, s.sums + (3 * token + which) * lanes())));
     }
 
-    // <X_j, W'_i> and <X_j, dO_i>
-    HWY_NOINLINE void products_of_deltas() const {
-        using Dot = FloatDot;
-        const FloatTag d;
-        for (std::size_t j = 0; j < rows; j += kTileRows)
-            for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
-                FQLA_TILE_ZERO()
-                FQLA_TILE_OVER_K(vc / kTileRows, s.x_floats.by_channel + j * kTileRows, C, s.both_turned + i, 2 * C, C)
-#define FQLA_ROW(r)                                   \
-    hn::StoreU(x##r, d, s.d_lower + (j + r) * C + i); \
-    hn::StoreU(y##r, d, s.d_upper + (j + r) * C + i);
-                FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
-            }
-    }
-
-    // From them Gamma P' and Z, and what they give to beta and gamma.
+    // From the products of rows Gamma P' and Z, and what they give to beta and gamma.
     HWY_INLINE void weigh_products() const {
         const FloatTag d;
         fill(s.d_beta, C, 0.0f);

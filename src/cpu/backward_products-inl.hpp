@@ -211,6 +211,88 @@ HWY_NOINLINE void read_state(std::size_t v, std::size_t n, std::size_t vc, std::
         }
 }
 
+// X solves (I + L) X = W in place, in `columns` columns at x of a [C, V] matrix; l_turned is L at [j, i]: earlier tiles
+// of rows by products, the tile's own triangle in registers.
+inline HWY_NOINLINE void substitute(const float* l_turned, float* x, std::size_t vc, std::size_t columns,
+                                    std::size_t rows) {
+    constexpr std::size_t C = kBackwardChunk;
+    const FloatTag d;
+    const std::size_t l = lanes();
+    for (const float* end = x + columns; x < end; x += 2 * l)
+        for (std::size_t i = 0; i < rows; i += kTileRows) {
+            float* tile = x + i * vc;
+            const float* lower = l_turned + i;
+#define FQLA_ROW(r) auto x##r = hn::Load(d, tile + r * vc), y##r = hn::Load(d, tile + r * vc + l);
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+            for (std::size_t j = 0; j < i; ++j, lower += C) {
+                const auto b0 = hn::Load(d, x + j * vc), b1 = hn::Load(d, x + j * vc + l);
+#define FQLA_ROW(r)                                       \
+    x##r = hn::NegMulAdd(hn::Set(d, lower[r]), b0, x##r); \
+    y##r = hn::NegMulAdd(hn::Set(d, lower[r]), b1, y##r);
+                FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+            }
+#define FQLA_PAIR(j, i)                                             \
+    x##i = hn::NegMulAdd(hn::Set(d, lower[j * C + i]), x##j, x##i); \
+    y##i = hn::NegMulAdd(hn::Set(d, lower[j * C + i]), y##j, y##i);
+            FQLA_EACH_PAIR(FQLA_PAIR)
+#undef FQLA_PAIR
+            FQLA_TILE_STORE(tile, vc)
+        }
+}
+
+// W' solves (I + L)^T W' = X' in place, from the last row up.
+inline HWY_NOINLINE void substitute_back(const float* l_turned, float* w, std::size_t vc, std::size_t columns,
+                                         std::size_t rows) {
+    constexpr std::size_t C = kBackwardChunk;
+    const FloatTag d;
+    const std::size_t l = lanes();
+    for (const float* end = w + columns; w < end; w += 2 * l)
+        for (std::size_t j = rows; j > 0;) {
+            j -= kTileRows;
+            float* tile = w + j * vc;
+            const float* lower = l_turned + j * C;
+#define FQLA_ROW(r) auto x##r = hn::Load(d, tile + r * vc), y##r = hn::Load(d, tile + r * vc + l);
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+            for (std::size_t i = j + kTileRows; i < rows; ++i) {
+                const auto b0 = hn::Load(d, w + i * vc), b1 = hn::Load(d, w + i * vc + l);
+#define FQLA_ROW(r)                                               \
+    x##r = hn::NegMulAdd(hn::Set(d, lower[r * C + i]), b0, x##r); \
+    y##r = hn::NegMulAdd(hn::Set(d, lower[r * C + i]), b1, y##r);
+                FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+            }
+            lower += j;
+#define FQLA_PAIR(j, i)                                             \
+    x##j = hn::NegMulAdd(hn::Set(d, lower[j * C + i]), x##i, x##j); \
+    y##j = hn::NegMulAdd(hn::Set(d, lower[j * C + i]), y##i, y##j);
+            FQLA_EACH_PAIR_BACK(FQLA_PAIR)
+#undef FQLA_PAIR
+            FQLA_TILE_STORE(tile, vc)
+        }
+}
+
+// <x_j, y_i> and <x_j, z_i> of [C, n] matrices at [j, i], in whole vectors from the diagonal on. x is blocked by
+// channel; y and z are turned, [n, C], with rows ld apart, z `second` elements after y.
+inline HWY_NOINLINE void products_of_rows(std::size_t n, std::size_t rows, const float* x, const float* y,
+                                          std::size_t ld, std::size_t second, float* with_y, float* with_z) {
+    using Dot = FloatDot;
+    constexpr std::size_t C = kBackwardChunk;
+    const FloatTag d;
+    for (std::size_t j = 0; j < rows; j += kTileRows)
+        for (std::size_t i = j / lanes() * lanes(); i < rows; i += lanes()) {
+            FQLA_TILE_ZERO()
+            FQLA_TILE_OVER_K(n / kTileRows, x + j * kTileRows, C, y + i, ld, second)
+#define FQLA_ROW(r)                                \
+    hn::StoreU(x##r, d, with_y + (j + r) * C + i); \
+    hn::StoreU(y##r, d, with_z + (j + r) * C + i);
+            FQLA_EACH_ROW(FQLA_ROW)
+#undef FQLA_ROW
+        }
+}
+
 // A term X^T Y of a state's update.
 template <class Dot>
 struct Term {
