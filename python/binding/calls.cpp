@@ -28,37 +28,39 @@ Settings settings_of(std::int64_t modes, double scale, const String& backend, st
     return settings;
 }
 
-// Collects the bits of arguments to copy. One object a call, asked for every argument in order.
+// Reads the arguments of a call and collects the bits of those to copy. One object a call, asked for every argument in
+// order.
 class Copies {
 public:
     explicit Copies(std::int64_t modes) noexcept : extra_(extra_of(modes)) {}
 
     // A tensor whose last stride must be 1.
     template <class T>
-    TensorView rows(const char* name, const T& tensor) {
-        return note(view_of(name, tensor, extra_), 1);
+    void rows(TensorView& view, const char* name, const T& tensor) {
+        read(view, name, tensor, 1);
     }
     // States, whose last two dimensions must be contiguous.
     template <class T>
-    TensorView states(const char* name, const T& tensor) {
-        return note(view_of(name, tensor, extra_), 2);
+    void states(TensorView& view, const char* name, const T& tensor) {
+        read(view, name, tensor, 2);
     }
     // The caller's memory, or an index tensor of any stride: never copied.
     template <class T>
-    TensorView as_is(const char* name, const T& tensor) {
-        return note(view_of(name, tensor, extra_), 0);
+    void as_is(TensorView& view, const char* name, const T& tensor) {
+        read(view, name, tensor, 0);
     }
     std::int64_t bits() const noexcept { return bits_; }
 
 private:
-    TensorView note(const TensorView& view, int inner) {
+    template <class T>
+    void read(TensorView& view, const char* name, const T& tensor, int inner) {
+        read_view(view, name, tensor, extra_);
         std::int64_t expected = 1;
         for (int axis = view.rank - 1; axis >= 0 && axis >= view.rank - inner; --axis) {
             if (view.shape[axis] > 1 && view.stride[axis] != expected) bits_ |= std::int64_t{1} << position_;
-            expected *= std::max<std::int64_t>(view.shape[axis], 1);  // as view_of() does in an empty tensor
+            expected *= std::max<std::int64_t>(view.shape[axis], 1);  // as read_view() does in an empty tensor
         }
         ++position_;
-        return view;
     }
 
     Extra extra_;
@@ -71,14 +73,14 @@ template <class Args>
 void fill_inputs(Copies& copies, Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
                  const OptionalTensor& beta, const OptionalTensor& A_log, const OptionalTensor& dt_bias,
                  const OptionalTensor& cu_seqlens) {
-    args.q = copies.rows("q", q);                             // [B,T,Hk,K]
-    args.k = copies.rows("k", k);                             // [B,T,Hk,K]
-    args.v = copies.rows("v", v);                             // [B,T,Hv,V]
-    args.g = copies.rows("g", g);                             // [B,T,Hv]
-    args.beta = copies.rows("beta", beta);                    // [B,T,Hv]
-    args.A_log = copies.rows("A_log", A_log);                 // [Hv]
-    args.dt_bias = copies.rows("dt_bias", dt_bias);           // [Hv]
-    args.cu_seqlens = copies.rows("cu_seqlens", cu_seqlens);  // [N+1]
+    copies.rows(args.q, "q", q);                             // [B,T,Hk,K]
+    copies.rows(args.k, "k", k);                             // [B,T,Hk,K]
+    copies.rows(args.v, "v", v);                             // [B,T,Hv,V]
+    copies.rows(args.g, "g", g);                             // [B,T,Hv]
+    copies.rows(args.beta, "beta", beta);                    // [B,T,Hv]
+    copies.rows(args.A_log, "A_log", A_log);                 // [Hv]
+    copies.rows(args.dt_bias, "dt_bias", dt_bias);           // [Hv]
+    copies.rows(args.cu_seqlens, "cu_seqlens", cu_seqlens);  // [N+1]
 }
 
 template <class Args>
@@ -95,14 +97,14 @@ std::int64_t forward_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, Option
     Copies copies(modes);
     ForwardArgs args;
     fill_inputs(copies, args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens);
-    args.initial_state = copies.states("initial_state", initial_state);             // [N or slots,Hv,..]
-    args.final_state = copies.as_is("final_state", final_state);                    // [N or slots,Hv,..]
-    args.state_indices = copies.as_is("state_indices", state_indices);              // [N]
-    args.state_indices_out = copies.as_is("state_indices_out", state_indices_out);  // [N]
-    args.has_initial_state = copies.rows("has_initial_state", has_initial_state);   // [N]
-    args.checkpoints = copies.as_is("checkpoints", checkpoints);                    // [rows,Hv,..]
-    args.checkpoint_list = copies.rows("checkpoint_list", checkpoint_list);         // [rows,2]
-    args.o = copies.as_is("o", o);                                                  // [B,T,Hv,V]
+    copies.states(args.initial_state, "initial_state", initial_state);             // [N or slots,Hv,..]
+    copies.as_is(args.final_state, "final_state", final_state);                    // [N or slots,Hv,..]
+    copies.as_is(args.state_indices, "state_indices", state_indices);              // [N]
+    copies.as_is(args.state_indices_out, "state_indices_out", state_indices_out);  // [N]
+    copies.rows(args.has_initial_state, "has_initial_state", has_initial_state);   // [N]
+    copies.as_is(args.checkpoints, "checkpoints", checkpoints);                    // [rows,Hv,..]
+    copies.rows(args.checkpoint_list, "checkpoint_list", checkpoint_list);         // [rows,2]
+    copies.as_is(args.o, "o", o);                                                  // [B,T,Hv,V]
 
     if (copies.bits() != 0) return copies.bits();
     Settings settings = settings_of(modes, scale, backend, threads, context_split);
@@ -123,17 +125,17 @@ std::int64_t backward_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, Optio
     Copies copies(modes);
     BackwardArgs args;
     fill_inputs(copies, args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens);
-    args.initial_state = copies.states("initial_state", initial_state);       // [N,Hv,..]
-    args.d_o = copies.rows("d_o", d_o);                                       // [B,T,Hv,V]
-    args.d_final_state = copies.states("d_final_state", d_final_state);       // [N,Hv,..]
-    args.d_q = copies.as_is("d_q", d_q);                                      // [B,T,Hk,K]
-    args.d_k = copies.as_is("d_k", d_k);                                      // [B,T,Hk,K]
-    args.d_v = copies.as_is("d_v", d_v);                                      // [B,T,Hv,V]
-    args.d_g = copies.as_is("d_g", d_g);                                      // [B,T,Hv]
-    args.d_beta = copies.as_is("d_beta", d_beta);                             // [B,T,Hv]
-    args.d_A_log = copies.as_is("d_A_log", d_A_log);                          // [Hv]
-    args.d_dt_bias = copies.as_is("d_dt_bias", d_dt_bias);                    // [Hv]
-    args.d_initial_state = copies.as_is("d_initial_state", d_initial_state);  // [N,Hv,..]
+    copies.states(args.initial_state, "initial_state", initial_state);       // [N,Hv,..]
+    copies.rows(args.d_o, "d_o", d_o);                                       // [B,T,Hv,V]
+    copies.states(args.d_final_state, "d_final_state", d_final_state);       // [N,Hv,..]
+    copies.as_is(args.d_q, "d_q", d_q);                                      // [B,T,Hk,K]
+    copies.as_is(args.d_k, "d_k", d_k);                                      // [B,T,Hk,K]
+    copies.as_is(args.d_v, "d_v", d_v);                                      // [B,T,Hv,V]
+    copies.as_is(args.d_g, "d_g", d_g);                                      // [B,T,Hv]
+    copies.as_is(args.d_beta, "d_beta", d_beta);                             // [B,T,Hv]
+    copies.as_is(args.d_A_log, "d_A_log", d_A_log);                          // [Hv]
+    copies.as_is(args.d_dt_bias, "d_dt_bias", d_dt_bias);                    // [Hv]
+    copies.as_is(args.d_initial_state, "d_initial_state", d_initial_state);  // [N,Hv,..]
 
     if (copies.bits() != 0) return copies.bits();
     const Settings settings = settings_of(modes | kForBackward, scale, backend, threads, context_split);
@@ -143,26 +145,24 @@ std::int64_t backward_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, Optio
     return 0;
 }
 
-DecodeArgs decode_args(Copies& copies, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& g,
-                       const OptionalTensor& beta, const OptionalTensor& A_log, const OptionalTensor& dt_bias,
-                       const OptionalTensor& cu_seqlens, const Tensor& state, const OptionalTensor& state_indices,
-                       const OptionalTensor& state_indices_out, const OptionalTensor& has_initial_state,
-                       const OptionalTensor& num_accepted, const OptionalTensor& intermediate_states,
-                       const OptionalTensor& intermediate_indices, const OptionalTensor& parent_tokens, const Tensor& o,
-                       bool commit_state) {
-    DecodeArgs args;
+void fill_decode(Copies& copies, DecodeArgs& args, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const OptionalTensor& g, const OptionalTensor& beta, const OptionalTensor& A_log,
+                 const OptionalTensor& dt_bias, const OptionalTensor& cu_seqlens, const Tensor& state,
+                 const OptionalTensor& state_indices, const OptionalTensor& state_indices_out,
+                 const OptionalTensor& has_initial_state, const OptionalTensor& num_accepted,
+                 const OptionalTensor& intermediate_states, const OptionalTensor& intermediate_indices,
+                 const OptionalTensor& parent_tokens, const Tensor& o, bool commit_state) {
     fill_inputs(copies, args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens);
-    args.state = copies.as_is("state", state);                                              // [slots,Hv,..]
-    args.state_indices = copies.as_is("state_indices", state_indices);                      // [N] or [N,S]
-    args.state_indices_out = copies.as_is("state_indices_out", state_indices_out);          // [N]
-    args.has_initial_state = copies.rows("has_initial_state", has_initial_state);           // [N]
-    args.num_accepted = copies.rows("num_accepted", num_accepted);                          // [N]
-    args.intermediate_states = copies.as_is("intermediate_states", intermediate_states);    // [M,>=T,Hv,..]
-    args.intermediate_indices = copies.rows("intermediate_indices", intermediate_indices);  // [N]
-    args.parent_tokens = copies.rows("parent_tokens", parent_tokens);                       // [N,>=T]
-    args.o = copies.as_is("o", o);                                                          // [B,T,Hv,V]
+    copies.as_is(args.state, "state", state);                                              // [slots,Hv,..]
+    copies.as_is(args.state_indices, "state_indices", state_indices);                      // [N] or [N,S]
+    copies.as_is(args.state_indices_out, "state_indices_out", state_indices_out);          // [N]
+    copies.rows(args.has_initial_state, "has_initial_state", has_initial_state);           // [N]
+    copies.rows(args.num_accepted, "num_accepted", num_accepted);                          // [N]
+    copies.as_is(args.intermediate_states, "intermediate_states", intermediate_states);    // [M,>=T,Hv,..]
+    copies.rows(args.intermediate_indices, "intermediate_indices", intermediate_indices);  // [N]
+    copies.rows(args.parent_tokens, "parent_tokens", parent_tokens);                       // [N,>=T]
+    copies.as_is(args.o, "o", o);                                                          // [B,T,Hv,V]
     args.commit_state = commit_state;
-    return args;
 }
 
 std::int64_t decode_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, OptionalTensor beta, OptionalTensor A_log,
@@ -172,9 +172,10 @@ std::int64_t decode_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, Optiona
                          OptionalTensor intermediate_indices, OptionalTensor parent_tokens, Tensor o, bool commit_state,
                          std::int64_t modes, double scale, String backend, std::int64_t threads) {
     Copies copies(modes);
-    const DecodeArgs args = decode_args(copies, q, k, v, g, beta, A_log, dt_bias, cu_seqlens, state, state_indices,
-                                        state_indices_out, has_initial_state, num_accepted, intermediate_states,
-                                        intermediate_indices, parent_tokens, o, commit_state);
+    DecodeArgs args;
+    fill_decode(copies, args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens, state, state_indices, state_indices_out,
+                has_initial_state, num_accepted, intermediate_states, intermediate_indices, parent_tokens, o,
+                commit_state);
     if (copies.bits() != 0) return copies.bits();
     const Plan plan = plan_of(args, args.o.dtype, settings_of(modes, scale, backend, threads, 0));
     const Scratch scratch(plan.device(), plan.workspace_bytes(Pass::decode));
@@ -188,8 +189,9 @@ double decode_seconds(std::int64_t repeats, Tensor q, Tensor k, Tensor v, Option
                       Tensor o, std::int64_t modes, std::int64_t threads) {
     const OptionalTensor no;
     Copies copies(modes);
-    const DecodeArgs args = decode_args(copies, q, k, v, g, beta, A_log, dt_bias, no, state, state_indices, no, no, no,
-                                        no, no, no, o, true);
+    DecodeArgs args;
+    fill_decode(copies, args, q, k, v, g, beta, A_log, dt_bias, no, state, state_indices, no, no, no, no, no, no, o,
+                true);
     const Plan plan = plan_of(args, args.o.dtype, settings_of(modes, 0.0, "", threads, 0));
     const Scratch scratch(plan.device(), plan.workspace_bytes(Pass::decode));
     const auto begin = std::chrono::steady_clock::now();

@@ -39,32 +39,28 @@ DeviceType device_type_of(const char* name, DLDeviceType type) {
 
 }  // namespace
 
-TensorView view_of(const char* name, const Tensor& tensor, Extra extra) {
-    const int rank = tensor.ndim();
+void read_view(TensorView& view, const char* name, Tensor tensor, Extra extra) {
+    const int rank = tensor->ndim;
     if (rank > kMaxRank) {
         raise("ValueError", std::string("flash_qla: ") + name + " has " + std::to_string(rank) +
                                 " dimensions; no tensor of a call has more than " + std::to_string(kMaxRank));
     }
-    TensorView view;
-    view.dtype = dtype_of(name, tensor.dtype(), extra);
+    view.dtype = dtype_of(name, tensor->dtype, extra);
     view.rank = rank;
-    view.device = {device_type_of(name, tensor.device().device_type), tensor.device().device_id};
+    view.device = {device_type_of(name, tensor->device.device_type), tensor->device.device_id};
     if (view.device.type == DeviceType::cpu) view.device.index = 0;
-    view.data = static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset();
-    const auto strides = tensor.strides();
-    bool empty = false;
+    view.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
+    bool dense = tensor->strides == nullptr;
     for (int i = 0; i < rank; ++i) {
-        view.shape[i] = tensor.size(i);
-        view.stride[i] = strides[i];
-        empty = empty || view.shape[i] == 0;
+        view.shape[i] = tensor->shape[i];
+        if (tensor->strides) view.stride[i] = tensor->strides[i];
+        dense = dense || view.shape[i] == 0;  // numpy gives an empty array strides of 0
     }
-    // numpy gives an empty array strides of 0.
-    std::int64_t dense = 1;
-    for (int i = rank - 1; empty && i >= 0; --i) {
-        view.stride[i] = dense;
-        dense *= std::max<std::int64_t>(view.shape[i], 1);
+    std::int64_t stride = 1;
+    for (int i = rank - 1; dense && i >= 0; --i) {
+        view.stride[i] = stride;
+        stride *= std::max<std::int64_t>(view.shape[i], 1);
     }
-    return view;
 }
 
 void raise_if_bad(const Status& status) {

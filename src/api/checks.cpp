@@ -60,14 +60,19 @@ void Checks::check_workspace(Workspace workspace, std::size_t needed) {
         return bad("workspace is misaligned: its address is not a multiple of ", kWorkspaceAlignment, " bytes");
     }
     workspace_ = static_cast<std::byte*>(workspace.data);
-    Extent extent;
     const auto bytes = static_cast<std::int64_t>(needed);
-    if (make_extent(tensor(workspace.data, DType::u8, {bytes}), extent)) remember("workspace", extent, Role::output);
+    if (make_extent(tensor(workspace.data, DType::u8, {bytes}), next_extent())) remember("workspace", Role::output);
 }
 
-void Checks::remember(const char* name, const Extent& extent, Role role) {
-    if (count_ == kMaxEntries) return fail(Code::internal, "more arguments than the overlap check has room for");
-    entries_[count_++] = {name, extent, role};
+bool Checks::remember(const char* name, Role role) {
+    if (count_ == kMaxEntries) {
+        fail(Code::internal, "more arguments than the overlap check has room for");
+        return false;
+    }
+    entries_[count_].name = name;
+    entries_[count_].role = role;
+    ++count_;
+    return true;
 }
 
 bool Checks::view_is_good(const char* name, const TensorView& view, std::initializer_list<Dim> shape, DTypes dtypes,
@@ -98,7 +103,7 @@ bool Checks::view_is_good(const char* name, const TensorView& view, std::initial
         bad(name, " has a last stride of ", view.stride[last], "; it must be 1");
         return false;
     }
-    Extent extent;
+    Extent& extent = next_extent();
     if (!make_extent(view, extent)) {
         bad(name, " has strides that lead out of the address space");
         return false;
@@ -124,8 +129,7 @@ bool Checks::view_is_good(const char* name, const TensorView& view, std::initial
             name_of(view.dtype));
         return false;
     }
-    remember(name, extent, role);
-    return ok();
+    return remember(name, role);
 }
 
 TokenRef Checks::tokens(const char* name, const TensorView& view, std::initializer_list<Dim> shape, DTypes dtypes,

@@ -95,7 +95,10 @@ private:
                       Role role, Need need, bool any_stride);
     bool states_are_good(const char* name, const TensorView& view, std::initializer_list<Dim> shape, Role role,
                          Need need);
-    void remember(const char* name, const Extent& extent, Role role);
+    // The next argument that the overlap check looks at, to be filled in place and then counted. NOTE: an extent that
+    // has just been written field by field is slow to copy: the processor waits until the fields are in the cache.
+    Extent& next_extent() noexcept { return entries_[count_].extent; }
+    bool remember(const char* name, Role role);
 
     struct Entry {
         const char* name;
@@ -109,7 +112,7 @@ private:
     Pass pass_;
     std::byte* workspace_ = nullptr;
     Status status_;
-    Entry entries_[kMaxEntries];
+    Entry entries_[kMaxEntries + 1];  // the last one is never counted
     int count_ = 0;
 };
 
