@@ -15,14 +15,15 @@
 namespace flashqla::python {
 namespace {
 
-using String = tvm::ffi::String;
+// The name of a backend; none for the best one.
+using Backend = tvm::ffi::Optional<tvm::ffi::String>;
 
-Settings settings_of(std::int64_t modes, double scale, const String& backend, std::int64_t threads,
+Settings settings_of(std::int64_t modes, double scale, const Backend& backend, std::int64_t threads,
                      std::int64_t context_split) {
     Settings settings;
     settings.modes = modes;
     settings.scale = scale;
-    settings.backend = std::string(backend.data(), backend.size());
+    if (backend.has_value()) settings.backend = std::string(*backend);
     settings.threads = threads;
     settings.context_split = context_split;
     return settings;
@@ -93,7 +94,7 @@ std::int64_t forward_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, Option
                           OptionalTensor final_state, OptionalTensor state_indices, OptionalTensor state_indices_out,
                           OptionalTensor has_initial_state, OptionalTensor checkpoints, OptionalTensor checkpoint_list,
                           Tensor o, std::int64_t modes, double scale, std::int64_t checkpoint_every,
-                          std::int64_t decode_rows, String backend, std::int64_t threads, std::int64_t context_split) {
+                          std::int64_t decode_rows, Backend backend, std::int64_t threads, std::int64_t context_split) {
     Copies copies(modes);
     ForwardArgs args;
     fill_inputs(copies, args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens);
@@ -121,7 +122,7 @@ std::int64_t backward_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, Optio
                            OptionalTensor d_o, OptionalTensor d_final_state, OptionalTensor d_q, OptionalTensor d_k,
                            OptionalTensor d_v, OptionalTensor d_g, OptionalTensor d_beta, OptionalTensor d_A_log,
                            OptionalTensor d_dt_bias, OptionalTensor d_initial_state, std::int64_t modes, double scale,
-                           String backend, std::int64_t threads, std::int64_t context_split) {
+                           Backend backend, std::int64_t threads, std::int64_t context_split) {
     Copies copies(modes);
     BackwardArgs args;
     fill_inputs(copies, args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens);
@@ -170,7 +171,7 @@ std::int64_t decode_call(Tensor q, Tensor k, Tensor v, OptionalTensor g, Optiona
                          OptionalTensor state_indices_out, OptionalTensor has_initial_state,
                          OptionalTensor num_accepted, OptionalTensor intermediate_states,
                          OptionalTensor intermediate_indices, OptionalTensor parent_tokens, Tensor o, bool commit_state,
-                         std::int64_t modes, double scale, String backend, std::int64_t threads) {
+                         std::int64_t modes, double scale, Backend backend, std::int64_t threads) {
     Copies copies(modes);
     DecodeArgs args;
     fill_decode(copies, args, q, k, v, g, beta, A_log, dt_bias, cu_seqlens, state, state_indices, state_indices_out,
@@ -192,7 +193,7 @@ double decode_seconds(std::int64_t repeats, Tensor q, Tensor k, Tensor v, Option
     DecodeArgs args;
     fill_decode(copies, args, q, k, v, g, beta, A_log, dt_bias, no, state, state_indices, no, no, no, no, no, no, o,
                 true);
-    const Plan plan = plan_of(args, args.o.dtype, settings_of(modes, 0.0, "", threads, 0));
+    const Plan plan = plan_of(args, args.o.dtype, settings_of(modes, 0.0, {}, threads, 0));
     const Scratch scratch(plan.device(), plan.workspace_bytes(Pass::decode));
     const auto begin = std::chrono::steady_clock::now();
     for (std::int64_t i = 0; i < repeats; ++i) {

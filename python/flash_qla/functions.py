@@ -96,20 +96,6 @@ def _scale(function: str, scale: float | None) -> float:
     return float(scale)
 
 
-def _forward_at_once(
-    tensors: tuple[Any, ...], modes: int, scale: float | None, options: PlanOptions, context_split: int
-) -> tuple[Any, Any] | None:
-    """The result of a call that nothing is wrong with, or None: then the checks of the arguments say what it is."""
-    path = torch_path_at_hand(tensors[0])
-    if path is None:
-        return None
-    if scale is not None and not (isinstance(scale, (float, int)) and scale):
-        return None
-    factor = 0.0 if scale is None else float(scale)
-    result: tuple[Any, Any] | None = path.forward_at_once(tensors, modes, factor, options, context_split)
-    return result
-
-
 def _forward(
     function: str,
     tensors: tuple[Any, ...],
@@ -204,13 +190,15 @@ def chunk_gated_delta_rule(
         A_log = dt_bias = None
     tensors = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state)
     split = options.context_split if auto_cp else 1
+    path = torch_path_at_hand(q)
     if (
-        head_first is None
+        path is not None
+        and head_first is None
         and cp_context is None
         and chunk_size in CHUNK_SIZES
         and (use_beta_sigmoid_in_kernel or not allow_neg_eigval)
     ):
-        result = _forward_at_once(tensors, modes, scale, options, split)
+        result: tuple[Any, Any] | None = path.forward_at_once(tensors, modes, scale, options, split)
         if result is not None:
             return result
 
@@ -301,8 +289,9 @@ def fused_recurrent_gated_delta_rule(
     if not use_gate_in_kernel:
         A_log = dt_bias = None
     tensors = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state)
-    if gk is None and gv is None and (use_beta_sigmoid_in_kernel or not allow_neg_eigval):
-        result = _forward_at_once(tensors, modes, scale, options, options.context_split)
+    path = torch_path_at_hand(q)
+    if path is not None and gk is None and gv is None and (use_beta_sigmoid_in_kernel or not allow_neg_eigval):
+        result: tuple[Any, Any] | None = path.forward_at_once(tensors, modes, scale, options, options.context_split)
         if result is not None:
             return result
 

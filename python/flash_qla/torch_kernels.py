@@ -63,24 +63,23 @@ touched: Callable[[tuple[Tensor, ...]], None] = torch._C._increment_version
 
 
 def forward_eager(
-    tensors: tuple[Any, ...], modes: int, scale: float, backend: str, threads: int, context_split: int
+    tensors: tuple[Any, ...], modes: int, scale: float, backend: str | None, threads: int, context_split: int
 ) -> tuple[Tensor, Tensor | None]:
     """o [B,T,Hv,V] in v's dtype; final states [N,Hv,..] in float32, or None. `tensors` are those of the operator."""
     if _DETACH:
         tensors = exportable(tensors)
     q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state = tensors
     o = torch.empty_like(v) if v.is_contiguous() else like(v, v.dtype)
-    exact = backend == ORACLE
     final_state = None
     if modes & _modes.OUTPUT_FINAL_STATE:
-        dtype = torch.float64 if exact else torch.float32
+        dtype = torch.float64 if backend == ORACLE else torch.float32
         if initial_state is None:
             final_state = q.new_empty(_modes.state_shape(q, v, cu_seqlens, modes), dtype=dtype)
         else:
             # The library refuses an initial state of another shape than the final one's.
             final_state = like(initial_state, dtype)
     bits = modes & 0xFFFF
-    if exact:
+    if backend == ORACLE:
         native().oracle_forward(*(x if x is None else x.contiguous() for x in tensors), final_state, o, bits, scale)
         return o, final_state
     arguments = (
@@ -112,7 +111,7 @@ def backward(
     wanted: int,
     modes: int,
     scale: float,
-    backend: str,
+    backend: str | None,
     threads: int,
     context_split: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -132,21 +131,21 @@ def backward(
     return tuple(empty)  # type: ignore[return-value]
 
 
-# Positions among the tensors of decode and mixed.
+# Positions among the arguments of decode and mixed.
 STATE = 8
 INTERMEDIATE_STATES = 13
+OUTPUT = 16
+DECODE_TENSORS = 17
 CHECKPOINTS = 12
 
 
-def decode_eager(
-    tensors: tuple[Any, ...], o: Tensor, commit_state: bool, modes: int, scale: float, backend: str, threads: int
-) -> None:
-    """`tensors` are the sixteen before `o` of `decode`; writes `o`, `state` and `intermediate_states`."""
+def decode_eager(arguments: tuple[Any, ...]) -> None:
+    """`arguments` are those of `decode`; writes `o`, `state` and `intermediate_states`."""
     if _DETACH:
-        tensors = exportable(tensors)
-    call(native().decode, (*tensors, o, commit_state, modes, scale, backend, threads or cpu_threads()))
-    buffer = tensors[INTERMEDIATE_STATES]
-    touched((o, tensors[STATE]) if buffer is None else (o, tensors[STATE], buffer))
+        arguments = (*exportable(arguments[:DECODE_TENSORS]), *arguments[DECODE_TENSORS:])
+    call(native().decode, arguments)
+    o, state, buffer = arguments[OUTPUT], arguments[STATE], arguments[INTERMEDIATE_STATES]
+    touched((o, state) if buffer is None else (o, state, buffer))
 
 
 def decode(
@@ -170,15 +169,16 @@ def decode(
     commit_state: bool,
     modes: int,
     scale: float,
-    backend: str,
+    backend: str | None,
     threads: int,
 ) -> None:
     """`decode_eager` as an operator."""
-    tensors = (
+    arguments = (
         q, k, v, g, beta, A_log, dt_bias, cu_seqlens, state, state_indices, state_indices_out, has_initial_state,
-        num_accepted, intermediate_states, intermediate_indices, parent_tokens,
+        num_accepted, intermediate_states, intermediate_indices, parent_tokens, o, commit_state, modes, scale, backend,
+        threads or cpu_threads(),
     )  # fmt: skip
-    decode_eager(tensors, o, commit_state, modes, scale, backend, threads)
+    decode_eager(arguments)
 
 
 def mixed_eager(
@@ -188,7 +188,7 @@ def mixed_eager(
     scale: float,
     checkpoint_every: int,
     decode_rows: int,
-    backend: str,
+    backend: str | None,
     threads: int,
     context_split: int,
 ) -> None:

@@ -26,7 +26,7 @@ PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 LIBRARY: Any = torch.library.Library("flash_qla", "DEF")  # type: ignore[no-untyped-call]
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? A_log, Tensor? dt_bias, Tensor? cu_seqlens"
-_PLAN = "int modes, float scale, str backend, int threads, int context_split"
+_PLAN = "int modes, float scale, str? backend, int threads, int context_split"
 
 
 NO_VMAP = "flash_qla::{} has no vmap rule; put the mapped dimension into the batch dimension of the tensors"
@@ -58,7 +58,7 @@ def _forward_fake(
     initial_state: Tensor | None,
     modes: int,
     scale: float,
-    backend: str,
+    backend: str | None,
     threads: int,
     context_split: int,
 ) -> tuple[Tensor, Tensor]:
@@ -126,7 +126,7 @@ define(
     "decode",
     f"({_INPUTS}, Tensor(a!) state, Tensor? state_indices, Tensor? state_indices_out, Tensor? has_initial_state, "
     "Tensor? num_accepted, Tensor(b!)? intermediate_states, Tensor? intermediate_indices, Tensor? parent_tokens, "
-    "Tensor(c!) o, bool commit_state, int modes, float scale, str backend, int threads) -> ()",
+    "Tensor(c!) o, bool commit_state, int modes, float scale, str? backend, int threads) -> ()",
     torch_kernels.decode,
     _nothing,
 )
@@ -134,7 +134,7 @@ define(
     "mixed",
     f"({_INPUTS}, Tensor(a!) state, Tensor? state_indices, Tensor? state_indices_out, Tensor? has_initial_state, "
     "Tensor(b!)? checkpoints, Tensor? checkpoint_list, Tensor(c!) o, int modes, float scale, int checkpoint_every, "
-    "int decode_rows, str backend, int threads, int context_split) -> ()",
+    "int decode_rows, str? backend, int threads, int context_split) -> ()",
     torch_kernels.mixed,
     _nothing,
 )

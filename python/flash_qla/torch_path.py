@@ -25,6 +25,12 @@ __all__ = ["backward_pass", "commit", "decode", "forward", "forward_at_once", "f
 # NOTE: True only where the compiler reads this. (Whatever else traces has tensors of its own, or a mode.)
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
+# Under names of this module, which are found sooner than attributes of another.
+is_plain = torch_ops.is_plain
+forward_eager = torch_kernels.forward_eager
+decode_eager = torch_kernels.decode_eager
+cpu_threads = torch_kernels.cpu_threads
+
 _IO = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -75,7 +81,7 @@ NAMES = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "cu_seqlens", "initial_
 
 
 def forward_at_once(
-    tensors: tuple[Any, ...], modes: int, scale: float, options: PlanOptions, context_split: int
+    tensors: tuple[Any, ...], modes: int, scale: float | None, options: PlanOptions, context_split: int
 ) -> tuple[Tensor, Tensor | None] | None:
     """What `forward` gives for plain tensors that the library takes as they are; None for all others.
 
@@ -83,7 +89,11 @@ def forward_at_once(
     Whatever fails is for `forward` and the checks before it, which convert, or raise what FLA raises.
     """
     backend = options.backend
-    if is_dynamo_compiling() or backend == ORACLE or not torch_ops.is_plain(tensors):
+    if backend == ORACLE or is_dynamo_compiling() or not is_plain(tensors):
+        return None
+    if scale is None:
+        scale = 0.0
+    elif not isinstance(scale, (float, int)) or not scale:
         return None
     q, v = tensors[0], tensors[2]
     try:
@@ -91,11 +101,10 @@ def forward_at_once(
         if q.dtype is not v.dtype:
             return None
         # FLA refuses a larger K, as the library does on a GPU; on the CPU it has the reference backend for it.
-        if q.is_cpu and q.size(3) > MAX_K:
+        if not q.is_cuda and q.shape[3] > MAX_K:
             return None
-        return torch_kernels.forward_eager(
-            tensors, modes | options.modes, scale, backend, options.threads, context_split
-        )
+        settings = (modes | options.modes, float(scale), backend or None, options.threads, context_split)
+        return forward_eager(tensors, *settings)
     except Exception:  # NOTE: no input has been written, so that the second attempt meets what the first one met
         return None
 
@@ -110,7 +119,7 @@ def forward(
     output_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
     """o and the final states (or None) of `functions.chunk_gated_delta_rule`; `tensors` as in `functions._forward`."""
-    plain = not is_dynamo_compiling() and torch_ops.is_plain(tensors)
+    plain = not is_dynamo_compiling() and is_plain(tensors)
     if not plain:
         check_tensors(function, NAMES, tensors)
         torch_ops.refuse_tangents(tensors)
@@ -121,10 +130,8 @@ def forward(
     if q.dtype is not io or k.dtype is not io or v.dtype is not io:
         tensors = (q.to(io), k.to(io), v.to(io), *tensors[3:])
     tensors = narrow(tensors, backend)
-    settings = (modes | options.modes, scale, backend, options.threads, context_split)
-    o, final_state = (
-        torch_kernels.forward_eager(tensors, *settings) if plain else torch_ops.forward(*tensors, *settings)
-    )
+    settings = (modes | options.modes, scale, backend or None, options.threads, context_split)
+    o, final_state = forward_eager(tensors, *settings) if plain else torch_ops.forward(*tensors, *settings)
     if o.dtype != output_dtype:
         o = o.to(output_dtype)
     return o, final_state if modes & _modes.OUTPUT_FINAL_STATE else None
@@ -166,7 +173,7 @@ def decode(
     options: PlanOptions,
 ) -> Tensor:
     """`serving.gated_delta_rule_decode` and `..._verify`; `tensors` in the order of the operator."""
-    plain = not is_dynamo_compiling() and torch_ops.is_plain(tensors if out is None else (*tensors, out))
+    plain = not is_dynamo_compiling() and is_plain(tensors if out is None else (*tensors, out))
     if not plain:
         _check_serving(function, _DECODE_NAMES, (*tensors, out))
     q, k, v = tensors[0], tensors[1], tensors[2]
@@ -177,9 +184,10 @@ def decode(
     o: Tensor = torch_kernels.like(v, output_dtype or io) if out is None else out
     modes |= options.modes
     if plain:
-        torch_kernels.decode_eager(tensors, o, commit_state, modes, scale, options.backend, options.threads)
+        threads = options.threads or cpu_threads()
+        decode_eager((*tensors, o, commit_state, modes, scale, options.backend or None, threads))
     else:
-        torch.ops.flash_qla.decode(*tensors, o, commit_state, modes, scale, options.backend, options.threads)
+        torch.ops.flash_qla.decode(*tensors, o, commit_state, modes, scale, options.backend or None, options.threads)
     return o
 
 
@@ -194,7 +202,7 @@ def mixed(
     options: PlanOptions,
 ) -> Tensor:
     """`serving.gated_delta_rule_mixed`; `tensors` in the order of the operator."""
-    plain = not is_dynamo_compiling() and torch_ops.is_plain(tensors if out is None else (*tensors, out))
+    plain = not is_dynamo_compiling() and is_plain(tensors if out is None else (*tensors, out))
     if not plain:
         _check_serving(function, _MIXED_NAMES, (*tensors, out))
     q, k, v = tensors[0], tensors[1], tensors[2]
@@ -202,7 +210,7 @@ def mixed(
     if q.dtype is not io or k.dtype is not io or v.dtype is not io:
         tensors = (q.to(io), k.to(io), v.to(io), *tensors[3:])
     o: Tensor = torch_kernels.like(v, output_dtype or io) if out is None else out
-    settings = (modes | options.modes, scale, *numbers, options.backend, options.threads, options.context_split)
+    settings = (modes | options.modes, scale, *numbers, options.backend or None, options.threads, options.context_split)
     if plain:
         torch_kernels.mixed_eager(tensors, o, *settings)
     else:
@@ -213,7 +221,7 @@ def mixed(
 def commit(function: str, tensors: tuple[Any, ...], modes: int) -> None:
     """`serving.gated_delta_rule_commit`."""
     check_tensors(function, _COMMIT_NAMES, tensors)
-    if is_dynamo_compiling() or not torch_ops.is_plain(tensors):
+    if is_dynamo_compiling() or not is_plain(tensors):
         torch.ops.flash_qla.commit(*tensors, modes)
     else:
         torch_kernels.commit(*tensors, modes)  # type: ignore[call-arg]
@@ -281,7 +289,7 @@ def backward_pass(
         wanted,
         modes | options.modes,
         scale,
-        options.backend,
+        options.backend or None,
         options.threads,
         context_split,
     )
