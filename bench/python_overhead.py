@@ -12,10 +12,12 @@ every row once, so that a change of the machine's speed meets all of them. Figur
 rounds; where other programs run only the best one says something. --limit makes the exit status say whether the eager
 row keeps to it. Needs the package and torch.
 
+Keywords are written out in every call, as a caller would: passing them on as **flags costs 0.3 us more.
+
 On CUDA the figures are the host's time: calls are issued one after another and nobody waits for the GPU until the round
-is over. What counts there is the time itself, since the host only has to be faster than the GPU. Two more rows are 256
-tokens through the chunk function, and the same with gradients of all inputs; --fla adds these two of FLA's function and
-needs fla-core.
+is over. What counts there is the time itself, since the host only has to be faster than the GPU. More rows are 256
+tokens through the chunk function: in bf16, with both states, with gradients of all inputs, and in fp32, where a call
+has more launches; --fla adds the rows in bf16 of FLA's function and needs fla-core.
 
 --first measures the first call of N processes each in place of all that, with torch at work on the device before:
 importing what the package puts off until then, the call until it returns, and until the device is done.
@@ -58,22 +60,31 @@ def seconds_of(call: Callable[[], object], calls: int) -> float:
 MANY_KERNELS = 30
 
 
-def prefill_rows(name: str, function: Callable[..., Any], label: str) -> dict[str, Callable[[int], float]]:
-    """256 tokens on a GPU: the forward pass, and with it the backward pass."""
+def prefill_rows(name: str, function: Callable[..., Any], label: str, fp32: bool) -> dict[str, Callable[[int], float]]:
+    """256 tokens on a GPU: the forward pass, with states, in fp32, and with the backward pass."""
     B, Hk, Hv, K, V, _ = CASES[name]
     options = {"device": "cuda", "dtype": torch.bfloat16}
     q, k = (torch.nn.functional.normalize(torch.randn(B, 256, Hk, K, **options), dim=-1) for _ in "qk")
     v, d_o = (torch.randn(B, 256, Hv, V, **options) for _ in range(2))
     g, beta = -torch.rand(B, 256, Hv, device="cuda"), torch.rand(B, 256, Hv, device="cuda")
+    state = torch.zeros(B, Hv, K, V, device="cuda")
     leaves = [x.detach().requires_grad_() for x in (q, k, v, g, beta)]
+    wide = [x.float() for x in (q, k, v)]
 
     def with_gradients() -> object:
         with torch.enable_grad():
             return torch.autograd.grad(function(*leaves)[0], leaves, d_o)
 
+    calls: dict[str, Callable[[], object]] = {
+        "256 tokens": lambda: function(q, k, v, g, beta),
+        "256 tokens, states": lambda: function(q, k, v, g, beta, initial_state=state, output_final_state=True),
+        "256 tokens, gradients": with_gradients,
+    }
+    if fp32:
+        calls["256 tokens, fp32"] = lambda: function(*wide, g, beta)
     return {
-        f"{label}, 256 tokens": lambda calls: seconds_of(lambda: function(q, k, v, g, beta), min(calls, MANY_KERNELS)),
-        f"{label}, 256 tokens, gradients": lambda calls: seconds_of(with_gradients, min(calls, MANY_KERNELS)),
+        f"{label}, {what}": lambda calls, call=call: seconds_of(call, min(calls, MANY_KERNELS))
+        for what, call in calls.items()
     }
 
 
@@ -91,30 +102,59 @@ def rows_of_case(name: str, device: str, fla: bool) -> dict[str, Callable[[int],
         state, slots = torch.zeros(B + 3, Hv, K, V), torch.arange(1, B + 1, dtype=torch.int32)
         out, start = torch.empty_like(v), state[:B]
     modes = _modes.GATE_RAW | _modes.BETA_LOGIT | _modes.L2NORM
-    flags = {
-        "use_gate_in_kernel": True,
-        "use_beta_sigmoid_in_kernel": True,
-        "use_qk_l2norm_in_kernel": True,
-    }
     threads = torch.get_num_threads()
     module = native()
     nothing = (None,) * 6
     inputs = (q, k, v, a, b, A_log, dt_bias, None)
-    settings = (True, modes, 0.0, "", threads)
+    settings = (True, modes, 0.0, None, threads)
 
     def eager() -> object:
         return gated_delta_rule_decode(
-            q, k, v, a, b, state=state, state_indices=slots, A_log=A_log, dt_bias=dt_bias, **flags
+            q,
+            k,
+            v,
+            a,
+            b,
+            state=state,
+            state_indices=slots,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            use_gate_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
+            use_qk_l2norm_in_kernel=True,
         )
 
     def eager_out() -> object:
         return gated_delta_rule_decode(
-            q, k, v, a, b, state=state, state_indices=slots, A_log=A_log, dt_bias=dt_bias, out=out, **flags
+            q,
+            k,
+            v,
+            a,
+            b,
+            state=state,
+            state_indices=slots,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            out=out,
+            use_gate_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
+            use_qk_l2norm_in_kernel=True,
         )
 
     def chunk() -> object:
         return chunk_gated_delta_rule(
-            q, k, v, a, b, initial_state=start, output_final_state=True, A_log=A_log, dt_bias=dt_bias, **flags
+            q,
+            k,
+            v,
+            a,
+            b,
+            initial_state=start,
+            output_final_state=True,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            use_gate_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
+            use_qk_l2norm_in_kernel=True,
         )
 
     rows: dict[str, Callable[[int], float]] = {
@@ -135,21 +175,36 @@ def rows_of_case(name: str, device: str, fla: bool) -> dict[str, Callable[[int],
         "chunk function": lambda calls: seconds_of(chunk, calls),
     }
     if device == "cuda":
-        rows |= prefill_rows(name, chunk_gated_delta_rule, "chunk function")
+        rows |= prefill_rows(name, chunk_gated_delta_rule, "chunk function", True)
     if fla:
         os.environ["FLA_FLASH_QLA"] = "0"  # FLA itself, not what it would hand over to
         import fla.ops.common.chunk_o as chunk_o
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule as of_fla
 
         chunk_o.TRITON_ABOVE_3_7_1 = True  # NOTE: an older Triton is refused for its results; here only time counts
-        rows |= prefill_rows(name, of_fla, "FLA")
+        rows |= prefill_rows(name, of_fla, "FLA", False)
     if dtype == torch.float32 and device == "cpu":
-        arrays = [x.numpy() for x in (q, k, v, a, b)]
-        others = {"state": state.numpy(), "state_indices": slots.numpy()}
-        gate = {"A_log": A_log.numpy(), "dt_bias": dt_bias.numpy()}
-        rows["numpy"] = lambda calls: seconds_of(
-            lambda: gated_delta_rule_decode(*arrays, **others, **gate, **flags), calls
+        q_, k_, v_, a_, b_, A_log_, dt_bias_, state_, slots_ = (
+            x.numpy() for x in (q, k, v, a, b, A_log, dt_bias, state, slots)
         )
+
+        def numpy() -> object:
+            return gated_delta_rule_decode(
+                q_,
+                k_,
+                v_,
+                a_,
+                b_,
+                state=state_,
+                state_indices=slots_,
+                A_log=A_log_,
+                dt_bias=dt_bias_,
+                use_gate_in_kernel=True,
+                use_beta_sigmoid_in_kernel=True,
+                use_qk_l2norm_in_kernel=True,
+            )
+
+        rows["numpy"] = lambda calls: seconds_of(numpy, calls)
     return rows
 
 
