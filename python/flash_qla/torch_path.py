@@ -29,6 +29,7 @@ is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 is_plain = torch_ops.is_plain
 forward_eager = torch_kernels.forward_eager
 decode_eager = torch_kernels.decode_eager
+empty = torch_kernels.empty
 cpu_threads = torch_kernels.cpu_threads
 
 _IO = (torch.float32, torch.float16, torch.bfloat16)
@@ -181,7 +182,9 @@ def decode(
     if io is not k.dtype or io is not v.dtype or io not in _IO:
         io = common_io(function, q, k, v, options.backend)
         tensors = (q.to(io), k.to(io), v.to(io), *tensors[3:])
-    o: Tensor = torch_kernels.like(v, output_dtype or io) if out is None else out
+    o: Tensor = out
+    if o is None:
+        o = empty(v, v.shape, output_dtype or io) if plain else torch_kernels.like(v, output_dtype or io)
     modes |= options.modes
     if plain:
         threads = options.threads or cpu_threads()
