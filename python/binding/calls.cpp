@@ -240,6 +240,13 @@ void commit_call(Tensor state, OptionalTensor state_indices, Tensor intermediate
     raise_if_bad(commit(plan, args, scratch.get(), current_stream(plan.device())));
 }
 
+// Addresses of the two functions of TorchMemory. Called once, before any other function.
+void use_torch_memory(std::int64_t allocate, std::int64_t release) {
+    torch_memory.allocate = reinterpret_cast<decltype(torch_memory.allocate)>(static_cast<std::intptr_t>(allocate));
+    torch_memory.release = reinterpret_cast<decltype(torch_memory.release)>(static_cast<std::intptr_t>(release));
+}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(use_torch_memory, use_torch_memory)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, forward_call)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(backward, backward_call)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(decode, decode_call)

@@ -3,13 +3,37 @@
 
 #include <tvm/ffi/extra/c_env_api.h>
 
+#ifdef FQLA_HAVE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 
 #include "tensors.hpp"
 
 namespace flashqla::python {
+
+// torch's caching allocator by its C interface: memory on the current GPU, for the stream that is current there,
+// without a tensor around it, which costs more than the memory. Null: it is not there. flash_qla/_native.py sets it
+// when it loads the module.
+struct TorchMemory {
+    std::int32_t (*allocate)(std::uint64_t bytes, void** memory) = nullptr;
+    std::int32_t (*release)(void* memory) = nullptr;
+};
+inline constinit TorchMemory torch_memory;
+
+inline bool is_current(Device device) noexcept {
+#ifdef FQLA_HAVE_CUDA
+    int current = -1;
+    return cudaGetDevice(&current) == cudaSuccess && current == device.index;
+#else
+    (void)device;
+    return false;
+#endif
+}
 
 // The workspace of one call on this thread.
 //
@@ -29,6 +53,11 @@ public:
         } else {
             workspace_.data = on_device(device, bytes);
         }
+    }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    ~Scratch() {
+        if (of_torch_ != nullptr) torch_memory.release(of_torch_);
     }
     Workspace get() const noexcept { return workspace_; }
 
@@ -66,6 +95,10 @@ private:
     }
 
     void* on_device(Device device, std::size_t bytes) {
+        if (torch_memory.allocate != nullptr && is_current(device)) {
+            if (torch_memory.allocate(bytes, &of_torch_) == 0) return of_torch_;
+            of_torch_ = nullptr;  // what follows says why in an exception
+        }
         std::int64_t shape = static_cast<std::int64_t>(bytes), stride = 1;
         DLTensor prototype{};
         prototype.device = {static_cast<DLDeviceType>(device.type), device.index};
@@ -80,6 +113,7 @@ private:
 
     Workspace workspace_;
     Memory own_;
+    void* of_torch_ = nullptr;
     tvm::ffi::Tensor tensor_;
 };
 

@@ -38,6 +38,7 @@ class Native(Protocol):
     def case_tolerance(self, *args: Any) -> Any: ...
     def case_check(self, line: str, verbose: bool) -> Any: ...
     def after_fork(self) -> None: ...
+    def use_torch_memory(self, allocate: int, release: int) -> None: ...
 
 
 class _Functions:
@@ -107,6 +108,26 @@ def _import_tvm_ffi() -> Any:
     return tvm_ffi
 
 
+def _use_torch_memory(functions: Any) -> None:
+    """Workspaces on a GPU come from torch's caching allocator by its C interface, where this torch has it.
+
+    Else they are tensors that tvm_ffi asks torch for, as they are when torch was imported later than this module.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None or torch.version.cuda is None:
+        return
+    import ctypes
+
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cuda.so")
+    prefix = "aoti_torch_cuda_caching_allocator_raw_"
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        allocate, release = (ctypes.cast(library[prefix + name], ctypes.c_void_p).value for name in ("alloc", "delete"))
+    except (OSError, AttributeError):
+        return
+    functions.use_torch_memory(allocate, release)
+
+
 def _load() -> Native:
     tvm_ffi = _import_tvm_ffi()
     # tvm-ffi turns the kinds that it knows into Python's exceptions; this one it does not know.
@@ -118,6 +139,7 @@ def _load() -> Native:
             "(pip install flash-qla-cpp, or pip install . in the repository)"
         )
     functions: Any = _Functions(tvm_ffi.load_module(spec.origin))
+    _use_torch_memory(functions)
     # GNU OpenMP's threads do not survive a fork; a forked child computes with one thread instead of waiting for ever.
     os.register_at_fork(after_in_child=functions.after_fork)
     loaded: Native = functions
