@@ -12,7 +12,7 @@ every row once, so that a change of the machine's speed meets all of them. Figur
 rounds; where other programs run only the best one says something. --limit makes the exit status say whether the eager
 row keeps to it. Needs the package and torch.
 
-Keywords are written out in every call, as a caller would: passing them on as **flags costs 0.3 us more.
+Keywords are written out in every call, as a caller would: passing them on as **flags takes half a microsecond itself.
 
 On CUDA the figures are the host's time: calls are issued one after another and nobody waits for the GPU until the round
 is over. What counts there is the time itself, since the host only has to be faster than the GPU. More rows are 256
