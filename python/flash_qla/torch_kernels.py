@@ -58,40 +58,52 @@ def like(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _maker_of_empty() -> Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]:
-    """Makes `empty`, around the private functions of torch that the code of torch.compile allocates with.
+Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+
+
+def _finder_of_allocators() -> Callable[[Tensor], Allocate | None]:
+    """Makes `allocator_of`, around the private functions of torch that the code of torch.compile allocates with.
 
     They ask the same allocator for the same stream, past the dispatcher. NOTE: where one of them is missing torch's
     public function does it.
     """
     try:
         guards: Any = torch._C._dynamo.guards
-        on_cpu: Callable[..., Tensor] = guards._empty_strided_cpu
-        on_gpu: Callable[..., Tensor] = guards._empty_strided_cuda
+        on_cpu: Allocate = guards._empty_strided_cpu
+        on_gpu: Allocate = guards._empty_strided_cuda
     except AttributeError:
-        return lambda x, shape, dtype: x.new_empty(shape, dtype=dtype)
-    # NOTE: a torch without CUDA does not have it.
+        return lambda x: None
+    # NOTE: a torch without CUDA does not have these.
     current_gpu: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+    count_gpus: Callable[[], int] = getattr(torch._C, "_cuda_getDeviceCount", lambda: 0)
+    gpus = 0  # until a tensor on one has come: asking initialises CUDA
 
-    def empty(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A contiguous output on the device of x. NOTE: for plain tensors and below every mode; none sees this one."""
-        if len(shape) == 4:
-            a, b, c, d = shape
-            matrix = c * d
-            outer = b * matrix
-            if outer:  # NOTE: else torch has other strides for it
-                if x.is_cuda:
-                    # NOTE: asked beforehand: it allocates on the current GPU, which might get a context for that.
-                    if x.get_device() == current_gpu():
-                        return on_gpu((a, b, c, d), (outer, matrix, d, 1), dtype)
-                elif x.is_cpu:
-                    return on_cpu((a, b, c, d), (outer, matrix, d, 1), dtype)
-        return x.new_empty(shape, dtype=dtype)
+    def allocator_of(x: Tensor) -> Allocate | None:
+        """What makes outputs on the device of x, if there is something faster than x.new_empty. NOTE: for plain tensors
+        and below every mode; none sees it."""
+        nonlocal gpus
+        if x.is_cuda:
+            gpus = gpus or count_gpus()
+            # NOTE: asked beforehand: it allocates on the current GPU, which might get a context for that.
+            return on_gpu if gpus == 1 or x.get_device() == current_gpu() else None
+        return on_cpu if x.is_cpu else None
 
-    return empty
+    return allocator_of
 
 
-empty = _maker_of_empty()
+allocator_of = _finder_of_allocators()
+
+
+def empty(allocate: Allocate | None, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A contiguous output on the device of x, whose allocator this is."""
+    if allocate is not None and len(shape) == 4:
+        a, b, c, d = shape
+        matrix = c * d
+        outer = b * matrix
+        if outer:  # NOTE: else torch has other strides for it
+            return allocate((a, b, c, d), (outer, matrix, d, 1), dtype)  # NOTE: no torch.Size
+    return x.new_empty(shape, dtype=dtype)
+
 
 # Tells autograd that these were written in place, as torch's own in-place operators do.
 touched: Callable[[tuple[Tensor, ...]], None] = torch._C._increment_version
@@ -105,7 +117,8 @@ def forward_eager(
         tensors = exportable(tensors)
     q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state = tensors
     shape = v.shape
-    o = empty(v, shape, v.dtype)
+    allocate = allocator_of(v)
+    o = empty(allocate, v, shape, v.dtype)
     final_state = None
     if modes & _modes.OUTPUT_FINAL_STATE:
         # The library refuses an initial state of another shape.
@@ -113,7 +126,7 @@ def forward_eager(
         N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         K = q.shape[3]
         final_shape = (N, Hv, V, K) if modes & _modes.STATE_V_FIRST else (N, Hv, K, V)
-        final_state = empty(v, final_shape, torch.float64 if backend == ORACLE else torch.float32)
+        final_state = empty(allocate, v, final_shape, torch.float64 if backend == ORACLE else torch.float32)
     bits = modes & 0xFFFF
     if backend == ORACLE:
         native().oracle_forward(*(x if x is None else x.contiguous() for x in tensors), final_state, o, bits, scale)

@@ -29,7 +29,7 @@ is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 is_plain = torch_ops.is_plain
 forward_eager = torch_kernels.forward_eager
 decode_eager = torch_kernels.decode_eager
-empty = torch_kernels.empty
+empty, allocator_of = torch_kernels.empty, torch_kernels.allocator_of
 cpu_threads = torch_kernels.cpu_threads
 
 _IO = (torch.float32, torch.float16, torch.bfloat16)
@@ -184,7 +184,11 @@ def decode(
         tensors = (q.to(io), k.to(io), v.to(io), *tensors[3:])
     o: Tensor = out
     if o is None:
-        o = empty(v, v.shape, output_dtype or io) if plain else torch_kernels.like(v, output_dtype or io)
+        o = (
+            empty(allocator_of(v), v, v.shape, output_dtype or io)
+            if plain
+            else torch_kernels.like(v, output_dtype or io)
+        )
     modes |= options.modes
     if plain:
         threads = options.threads or cpu_threads()
