@@ -205,10 +205,11 @@ private:
                 if constexpr (kBoxes) send_outputs(chunk);
             }
             if constexpr (kOutputs) Base::next_checkpoint_ = kept().next_checkpoint;
+            const bool stored = kOutputs && kept().stores;
             __syncwarp();  // before another lane writes the next ones
             if (chunk.n == shared_.walk.first_chunk + shared_.walk.item.chunks) break;
             if constexpr (kOutputs) {
-                if (kept().stores) keep_checkpoint();
+                if (stored) keep_checkpoint();
             }
         }
         kept().chunk = chunk.n;
