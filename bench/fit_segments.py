@@ -7,7 +7,8 @@ Reads bench/results/h200_segments.jsonl (`flashqla bench --json` of cases of one
 plan's own model (src/cuda/segment_cost.hpp, compiled here through bench/segment_times.cpp) what each cut takes, and
 prints measured and predicted times, the choice of the model beside the best cut, and the root mean square of the
 logarithms' difference over cuts into four segments or more. Without --fit the constants are those of
-src/cuda/chunk_walk.hpp:kSm90Forward; with it they are moved at random, ROUNDS times, and kept when that is closer.
+src/cuda/chunk_walk.hpp:kSm90Forward; with it they are moved at random, ROUNDS times, and kept when that is closer and
+its choices cost less.
 What every call takes besides, whatever the cut, is one more number, fitted in both ways. Needs a C++ compiler, and
 matplotlib for the plot.
 """
@@ -92,12 +93,25 @@ def error(times, cuts):
     return math.sqrt(sum(squares) / len(squares))
 
 
+def loss(times, cuts):
+    """What the model's choices cost: the logarithm of the chosen cut's time over the best one's, a mean over cases."""
+    losses = []
+    for name in dict.fromkeys(cut["name"] for cut in cuts):
+        some = [(time, cut["us"]) for cut, time in zip(cuts, times) if cut["name"] == name]
+        losses.append(math.log(min(some)[1] / min(us for _, us in some)))
+    return sum(losses) / len(losses)
+
+
 def fit(program, constants, cuts, rounds):
+    def miss(constants):
+        times = predict(program, constants, cuts)
+        return error(times, cuts) + loss(times, cuts)
+
     chosen = random.Random(1)
-    least = error(predict(program, constants, cuts), cuts)
+    least = miss(constants)
     for _ in range(rounds):
         moved = [max(0.0, x + chosen.gauss(0, change)) for x, change in zip(constants, MOST_CHANGE)]
-        now = error(predict(program, moved, cuts), cuts)
+        now = miss(moved)
         if now < least:
             constants, least = moved, now
     return constants
