@@ -102,9 +102,7 @@ __device__ __forceinline__ void sync_threads() {
 
 __device__ __forceinline__ void sync_128(int number) { asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory"); }
 // Counts as one who is there, without waiting.
-__device__ __forceinline__ void arrive_128(int number) {
-    asm volatile("bar.arrive %0, 128;" ::"r"(number) : "memory");
-}
+__device__ __forceinline__ void arrive_128(int number) { asm volatile("bar.arrive %0, 128;" ::"r"(number) : "memory"); }
 // Waits for 128 threads with this number in common, and says whether any of them has it so.
 __device__ __forceinline__ bool any_of_128(int number, bool is) {
     std::uint32_t any;

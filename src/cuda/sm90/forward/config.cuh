@@ -112,10 +112,10 @@ struct ForwardWalkItem {
 // What a warp of the walk has no register for either.
 struct ForwardKept {
     std::int32_t next_checkpoint;
-    std::uint32_t until;  // the chunk that the next checkpoint is before; counted by the block, over all items
+    std::uint32_t until;         // the chunk that the next checkpoint is before; counted by the block, over all items
     std::uint32_t outputs_from;  // chunks behind this one have outputs of the one before
     bool stores;                 // outputs, until then
-    std::uint32_t chunk;  // between items: the next one, and where its rows will be
+    std::uint32_t chunk;         // between items: the next one, and where its rows will be
     int stage;
 };
 

@@ -10,8 +10,8 @@ Status launch_forward(const char* function, const ChunkParams& params, int devic
                  make_tensor_map(all.k_map, call.k, p, p.heads_k, p.dim_k) &&
                  make_tensor_map(all.v_map, call.v, p, p.heads_v, p.dim_v);
     // NOTE: the last chunk of a sequence leaves in vectors of 8.
-    all.o_mapped = call.o.dtype == DType::bf16 && p.dim_v % 8 == 0 &&
-                   make_tensor_map(all.o_map, call.o, p, p.heads_v, p.dim_v);
+    all.o_mapped =
+        call.o.dtype == DType::bf16 && p.dim_v % 8 == 0 && make_tensor_map(all.o_map, call.o, p, p.heads_v, p.dim_v);
     return launch_forward_bf16({function, "forward", device, stream}, all);
 }
 

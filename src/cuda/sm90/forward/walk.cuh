@@ -240,7 +240,8 @@ private:
         // Operands, made of the first stage's by one number each.
         using Tile = decltype(rows.k);
         using Solve = SwizzledTile<F16Operand, 64, 64>;
-        const std::uint32_t of_rows = uniform(stage * sizeof(rows)), of_solve = uniform(turn * sizeof(ForwardTriangles)),
+        const std::uint32_t of_rows = uniform(stage * sizeof(rows)),
+                            of_solve = uniform(turn * sizeof(ForwardTriangles)),
                             of_attention = uniform(turn * sizeof(shared_.attention[0]));
         const typename Tile::AlongK keys{shared_.rows[0].k.uniform_along_k().first.plus(of_rows)},
             queries{shared_.rows[0].q.uniform_along_k().first.plus(of_rows)};
@@ -283,8 +284,8 @@ private:
             }
             // NOTE: made here, before the wait, or the compiler keeps it in local memory.
             const int thread = only_here(static_cast<int>(threadIdx.x)) & 255;
-            const std::uint32_t values = shared_address(rows.values.x) +
-                                         Values::a_transposed_place(thread & 31, 0, thread / 32 * 16);
+            const std::uint32_t values =
+                shared_address(rows.values.x) + Values::a_transposed_place(thread & 31, 0, thread / 32 * 16);
             wgmma_wait<0>();
             settle(u);
             if constexpr (kOutputs) settle(o_);
@@ -469,9 +470,11 @@ private:
     __device__ __forceinline__ void store_box(int before) const {
         const ForwardItem& item = shared_.walk.item;
         const int v = warp() / 4 * 64;
-        const char* panel = reinterpret_cast<const char*>(shared_.outputs.x) + v / 64 * decltype(shared_.outputs)::kPanelBytes;
+        const char* panel =
+            reinterpret_cast<const char*>(shared_.outputs.x) + v / 64 * decltype(shared_.outputs)::kPanelBytes;
         cuda::store_box(forward_params().o_map, panel, item.place.v0 + v, item.place.head,
-                        static_cast<int>(item.first_token()) + before * kChunk, static_cast<int>(item.place.span.batch));
+                        static_cast<int>(item.first_token()) + before * kChunk,
+                        static_cast<int>(item.place.span.batch));
     }
     // Where the chunk's outputs begin in o.
     __device__ __forceinline__ std::int64_t o_at(int before) const {
