@@ -7,10 +7,9 @@ Reads bench/results/h200_segments.jsonl (`flashqla bench --json` of cases of one
 plan's own model (src/cuda/segment_cost.hpp, compiled here through bench/segment_times.cpp) what each cut takes, and
 prints measured and predicted times, the choice of the model beside the best cut, and the root mean square of the
 logarithms' difference over cuts into four segments or more. Without --fit the constants are those of
-src/cuda/chunk_walk.hpp:kSm90Forward; with it they are moved at random, ROUNDS times, and kept when that is closer and
-its choices cost less.
-What every call takes besides, whatever the cut, is one more number, fitted in both ways. Needs a C++ compiler, and
-matplotlib for the plot.
+src/cuda/chunk_walk.hpp:kSm90Forward; with it they are moved at random, ROUNDS times, and kept when the sum of that
+difference and of what the choices cost is less. What every call takes besides, whatever the cut, is one more number,
+fitted in both ways. Needs a C++ compiler, and matplotlib for the plot.
 """
 
 import argparse

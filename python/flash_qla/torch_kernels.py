@@ -121,6 +121,7 @@ def forward_eager(
     o = empty(allocate, v, shape, v.dtype)
     final_state = None
     if modes & _modes.OUTPUT_FINAL_STATE:
+        # NOTE: _modes.state_shape() written out, which would ask the tensors for their shapes again.
         # The library refuses an initial state of another shape.
         B, _, Hv, V = shape
         N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1

@@ -178,6 +178,13 @@ struct StateForms {
 #define FQLA_TILE_STORE_ROW(r)                 \
     hn::Store(x##r, d, fqla_to + r * fqla_ld); \
     hn::Store(y##r, d, fqla_to + r * fqla_ld + lanes());
+#define FQLA_TILE_LOAD_ROW(r)                                  \
+    FloatVec x##r = hn::Load(d, fqla_from + r * fqla_from_ld), \
+             y##r = hn::Load(d, fqla_from + r * fqla_from_ld + lanes());
+#define FQLA_TILE_LOAD(from, ld)           \
+    const float* const fqla_from = (from); \
+    const std::size_t fqla_from_ld = (ld); \
+    FQLA_EACH_ROW(FQLA_TILE_LOAD_ROW)
 #define FQLA_TILE_STORE(to, ld)            \
     {                                      \
         float* fqla_to = (to);             \
@@ -222,9 +229,7 @@ inline HWY_NOINLINE void substitute(const float* l_turned, float* x, std::size_t
         for (std::size_t i = 0; i < rows; i += kTileRows) {
             float* tile = x + i * vc;
             const float* lower = l_turned + i;
-#define FQLA_ROW(r) auto x##r = hn::Load(d, tile + r * vc), y##r = hn::Load(d, tile + r * vc + l);
-            FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
+            FQLA_TILE_LOAD(tile, vc)
             for (std::size_t j = 0; j < i; ++j, lower += C) {
                 const auto b0 = hn::Load(d, x + j * vc), b1 = hn::Load(d, x + j * vc + l);
 #define FQLA_ROW(r)                                       \
@@ -253,9 +258,7 @@ inline HWY_NOINLINE void substitute_back(const float* l_turned, float* w, std::s
             j -= kTileRows;
             float* tile = w + j * vc;
             const float* lower = l_turned + j * C;
-#define FQLA_ROW(r) auto x##r = hn::Load(d, tile + r * vc), y##r = hn::Load(d, tile + r * vc + l);
-            FQLA_EACH_ROW(FQLA_ROW)
-#undef FQLA_ROW
+            FQLA_TILE_LOAD(tile, vc)
             for (std::size_t i = j + kTileRows; i < rows; ++i) {
                 const auto b0 = hn::Load(d, w + i * vc), b1 = hn::Load(d, w + i * vc + l);
 #define FQLA_ROW(r)                                               \

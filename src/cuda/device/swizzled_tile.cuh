@@ -43,12 +43,13 @@ struct SwizzledTile {
     __device__ __forceinline__ AcrossK across_k() const {
         return {SharedOperand::of(uniform(shared_address(x)), kPanelBytes, 1024, true)};
     }
-    // The same of a tile whose place the compiler knows to be uniform.
-    __device__ __forceinline__ AlongK uniform_along_k() const {
-        return {SharedOperand::of(shared_address(x), 16, 1024, true)};
+    // The same of the tile that lies so many bytes further on, a uniform number, where the compiler knows this one's
+    // place.
+    __device__ __forceinline__ AlongK along_k(std::uint32_t further) const {
+        return {SharedOperand::of(shared_address(x), 16, 1024, true).plus(further)};
     }
-    __device__ __forceinline__ AcrossK uniform_across_k() const {
-        return {SharedOperand::of(shared_address(x), kPanelBytes, 1024, true)};
+    __device__ __forceinline__ AcrossK across_k(std::uint32_t further) const {
+        return {SharedOperand::of(shared_address(x), kPanelBytes, 1024, true).plus(further)};
     }
     // B[k][n] = tile[n0 + n][k0 + k]; made of along_k().
     static __device__ __forceinline__ SharedOperand part(AlongK all, int n0, int k0) {

@@ -237,18 +237,15 @@ private:
         const auto turn = static_cast<int>(chunk.stage());
         ForwardRows<Config>& rows = shared_.rows[stage];
         const ForwardFactors& factors = shared_.factors[stage];
-        // Operands, made of the first stage's by one number each.
-        using Tile = decltype(rows.k);
+        // Operands are those of the first stage and turn, plus one number each.
         using Solve = SwizzledTile<F16Operand, 64, 64>;
         const std::uint32_t of_rows = uniform(stage * sizeof(rows)),
                             of_solve = uniform(turn * sizeof(ForwardTriangles)),
                             of_attention = uniform(turn * sizeof(shared_.attention[0]));
-        const typename Tile::AlongK keys{shared_.rows[0].k.uniform_along_k().first.plus(of_rows)},
-            queries{shared_.rows[0].q.uniform_along_k().first.plus(of_rows)};
-        const typename Tile::AcrossK keys_across{shared_.rows[0].k.uniform_across_k().first.plus(of_rows)};
-        const typename Solve::AlongK solve{shared_.triangles[0].solve.uniform_along_k().first.plus(of_solve)};
-        const typename SwizzledTile<Op, 64, 64>::AlongK attention{
-            shared_.attention[0].uniform_along_k().first.plus(of_attention)};
+        const auto keys = shared_.rows[0].k.along_k(of_rows), queries = shared_.rows[0].q.along_k(of_rows);
+        const auto keys_across = shared_.rows[0].k.across_k(of_rows);
+        const auto solve = shared_.triangles[0].solve.along_k(of_solve);
+        const auto attention = shared_.attention[0].along_k(of_attention);
 
         // NOTE: there is nothing left to wait for, but the compiler does not see that across the loop.
         wgmma_wait<0>();
@@ -348,9 +345,12 @@ private:
             leaving[b % 2] = Fragment<Op>::of(x[b][0], x[b][1]);
             if constexpr (kOutputs) settle(deltas[b % 2].x[0]);
             settle(leaving[b % 2].x[0]);
-            if (b == 0) wgmma_wait<0>();
-            if (b > 0 && b + 1 < kBlocks) wgmma_wait<1>();
             if (b + 1 < kBlocks) {
+                if (b == 0) {
+                    wgmma_wait<0>();
+                } else {
+                    wgmma_wait<1>();
+                }
 #pragma unroll
                 for (int j = b + 1; j < kBlocks; ++j) settle(x[j]);
             }

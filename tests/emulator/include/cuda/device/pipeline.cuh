@@ -64,13 +64,12 @@ inline void copy_box(void* to, const TensorMap& map, Barrier& barrier, int colum
         std::memcpy(&of, &map, sizeof(of));
         for (int row = 0; row < 64; ++row)
             for (int i = 0; i < 64; ++i) {
-                std::uint16_t x = 0;
-                if (column + i < of.columns && token + row < of.tokens) {
-                    std::memcpy(
-                        &x, of.data + 2 * (column + i + head * of.head + (token + row) * of.token + batch * of.batch),
-                        2);
+                char* element = static_cast<char*>(to) + place_in_panel(row, i);
+                if (of.has(column + i, token + row)) {
+                    std::memcpy(element, of.at(column + i, head, token + row, batch), 2);
+                } else {
+                    std::memset(element, 0, 2);
                 }
-                std::memcpy(static_cast<char*>(to) + row * 128 + ((i / 8) ^ (row % 8)) * 16 + i % 8 * 2, &x, 2);
             }
         at->complete(kBoxBytes);
     });
@@ -88,12 +87,11 @@ inline void store_box(const TensorMap& map, const void* from, int column, int he
     int& unread = unread_boxes();
     ++unread;
     emulator::later([=, &unread] {
-        for (int row = 0; row < 64 && token + row < of.tokens; ++row)
-            for (int i = 0; i < 64 && column + i < of.columns; ++i) {
-                const char* x = static_cast<const char*>(from) + row * 128 + ((i / 8) ^ (row % 8)) * 16 + i % 8 * 2;
-                char* to = const_cast<char*>(of.data) +
-                           2 * (column + i + head * of.head + (token + row) * of.token + batch * of.batch);
-                std::memcpy(to, x, 2);
+        for (int row = 0; row < 64; ++row)
+            for (int i = 0; i < 64; ++i) {
+                if (!of.has(column + i, token + row)) continue;
+                std::memcpy(const_cast<char*>(of.at(column + i, head, token + row, batch)),
+                            static_cast<const char*>(from) + place_in_panel(row, i), 2);
             }
         --unread;
         emulator::something_changed();
