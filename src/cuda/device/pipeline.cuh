@@ -43,6 +43,14 @@ struct alignas(8) Barrier {
     }
 };
 
+// One lane of a whole warp, always the same. NOTE: unlike a comparison of its number this tells the compiler that it is
+// one, and an instruction of the copy engine is not made a loop over lanes.
+__device__ __forceinline__ bool is_elected() {
+    std::uint32_t is;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(is));
+    return is != 0;
+}
+
 // Makes barriers that one thread has initialised, visible to everyone.
 __device__ __forceinline__ void fence_barrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

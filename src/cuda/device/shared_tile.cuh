@@ -101,6 +101,11 @@ struct SharedTriangle {
     // B[k][n] = block[k][n]
     __device__ __forceinline__ Fragment<Op> b(int row, int column) const { return load<true, true>(row, column); }
 
+    // Where a lane's row of block (row, column) lies in shared memory, for four 8x8 blocks at a time: those on top
+    // first.
+    __device__ __forceinline__ std::uint32_t place(int row, int column, int lane) const {
+        return shared_address(x + block(row, column) + lane * 8);
+    }
     // Where element (row, column) of the matrix lies; columns 8 i .. 8 i + 7 are neighbours.
     static __device__ __forceinline__ int at(int row, int column) {
         return block(row / 16, column / 16) + (row % 16 / 8 * 2 + column % 16 / 8) * 64 + row % 8 * 8 + column % 8;

@@ -84,6 +84,30 @@ struct SwizzledTile {
         return f;
     }
 
+    // B[k][n] = tile[k0 + k][n0 + n], as a warp's fragment.
+    __device__ __forceinline__ Fragment<Op> b(int k0, int n0) const {
+        const int lane = static_cast<int>(threadIdx.x % 32);
+        return a_transposed_at(shared_address(x) + offset(k0 + lane % 16, n0 + lane / 16 * 8));
+    }
+    // B[k][n] = tile[n0 + n][k0 + k], as a warp's fragment.
+    __device__ __forceinline__ Fragment<Op> b_transposed(int n0, int k0) const {
+        const int lane = static_cast<int>(threadIdx.x % 32);
+        Fragment<Op> f;
+        ldmatrix(f.x[0], shared_address(x) + offset(n0 + lane % 8 + lane / 16 * 8, k0 + lane / 8 % 2 * 8));
+        return f;
+    }
+
+    // A warp's 16x16 fragment, as A has it, to tile[row0 + ..][column0 + ..].
+    __device__ __forceinline__ void put(int lane, int row0, int column0, const Fragment<Op>& f) {
+        stmatrix(shared_address(x) + offset(row0 + lane % 16, column0 + lane / 16 * 8), f.x[0][0], f.x[0][1], f.x[0][2],
+                 f.x[0][3]);
+    }
+    // Its transpose.
+    __device__ __forceinline__ void put_transposed(int lane, int row0, int column0, const Fragment<Op>& f) {
+        stmatrix_transposed(shared_address(x) + offset(row0 + lane % 8 + lane / 16 * 8, column0 + lane / 8 % 2 * 8),
+                            f.x[0][0], f.x[0][1], f.x[0][2], f.x[0][3]);
+    }
+
     template <int kThreads>
     __device__ __forceinline__ void clear() {
         for (int i = static_cast<int>(threadIdx.x); i < kRows * kColumns / 8; i += kThreads) {

@@ -45,11 +45,9 @@ __device__ __forceinline__ std::uint32_t uniform(std::uint32_t x) { return __shf
 // NOTE: a product is one statement of assembly with all of its registers, and its operands have numbers: those after
 // the accumulators are given with each number of columns.
 #define FQLA_FOUR(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
-#define FQLA_8(d) FQLA_FOUR(d, 0), FQLA_FOUR(d, 1)
 #define FQLA_16(d, i) FQLA_FOUR(d, i), FQLA_FOUR(d, i + 1), FQLA_FOUR(d, i + 2), FQLA_FOUR(d, i + 3)
 #define FQLA_32(d) FQLA_16(d, 0), FQLA_16(d, 4)
 #define FQLA_64(d) FQLA_32(d), FQLA_16(d, 8), FQLA_16(d, 12)
-#define FQLA_NUMBERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define FQLA_NUMBERS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define FQLA_NUMBERS_32 \
     FQLA_NUMBERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -70,8 +68,6 @@ __device__ __forceinline__ std::uint32_t uniform(std::uint32_t x) { return __shf
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(kAdd ? 1 : 0),              \
                        "n"(static_cast<int>(kRows)));                                                             \
     }
-FQLA_WGMMA_A_IN_REGISTERS(2, __half, "m64n16k16.f32.f16.f16", FQLA_8(d), FQLA_NUMBERS_8, "{%8, %9, %10, %11}, %12",
-                          "%13", "%14")
 FQLA_WGMMA_A_IN_REGISTERS(4, __half, "m64n32k16.f32.f16.f16", FQLA_16(d, 0), FQLA_NUMBERS_16,
                           "{%16, %17, %18, %19}, %20", "%21", "%22")
 FQLA_WGMMA_A_IN_REGISTERS(8, __nv_bfloat16, "m64n64k16.f32.bf16.bf16", FQLA_32(d), FQLA_NUMBERS_32,
@@ -114,11 +110,9 @@ __device__ __forceinline__ void wgmma(float (&d)[8][4], SharedOperand a, SharedO
 }
 
 #undef FQLA_FOUR
-#undef FQLA_8
 #undef FQLA_16
 #undef FQLA_32
 #undef FQLA_64
-#undef FQLA_NUMBERS_8
 #undef FQLA_NUMBERS_16
 #undef FQLA_NUMBERS_32
 #undef FQLA_NUMBERS_64

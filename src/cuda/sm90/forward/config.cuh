@@ -9,7 +9,7 @@
 //
 //   0, 1   the walk: 64 columns of V each, as 64 rows of S^T in registers             walk.cuh
 //   2      the triangles of a chunk, one or two chunks ahead                          triangles.cuh
-//   3      two warps: inverses of the triangles' diagonal blocks of 16x16             diagonal.cuh
+//   3      two warps: what the walk solves with, made of a triangle                   solver.cuh
 //          one warp: takes items, loads q, k and v                                    loader.cuh
 //          one warp: gates and norms                                                  gates.cuh
 //
@@ -18,6 +18,7 @@
 
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/ring.cuh"
+#include "cuda/device/shared_tile.cuh"
 #include "cuda/device/state_walk.cuh"
 #include "cuda/device/swizzled_tile.cuh"
 #include "cuda/device/token_vector.cuh"
@@ -32,11 +33,13 @@ struct ForwardConfig {
     static constexpr int kChunk = 64, kBlocks = kChunk / 16;
     static constexpr int kColumns = 128;  // of V that a block holds
     static constexpr int kWalkers = 2 * kColumns, kThreads = kWalkers + 256;
-    static constexpr int kStages = 3;  // chunks of rows in shared memory
-    static constexpr int kTurns = 2;   // chunks of triangles
-    static constexpr int kItems = 2;   // that the roles may be at
+    static constexpr int kStages = 3;   // chunks of rows in shared memory
+    static constexpr int kFactors = 4;  // of factors
+    static constexpr int kTurns = 2;    // of triangles
+    static constexpr int kItems = 2;    // that the roles may be at
     static constexpr int kLoaderWarp = kWalkers / 32 + 6;
-    static constexpr int kMeeting = 5;  // of those who walk
+    static constexpr int kMeeting = 5;         // of those who walk
+    static constexpr int kSolversMeeting = 6;  // of the two warps
     static constexpr int kWalkRegisters = 192, kTriangleRegisters = 72, kOtherRegisters = 56;
 };
 
@@ -66,14 +69,16 @@ struct ForwardFactors {
     float state;  // after the chunk
 };
 
-// (I + L)^-1 V is solved by blocks of 16 tokens: A_jj = X_jj beta on the diagonal, with X_jj = (I + beta L_jj)^-1, and
-// N_ji = -A_jj L_ji below it, where L = Gamma o K^ K^^T. fp16, whatever the operands are: 11 bits of what is below 2
-// for unit keys.
+// X = (1 / beta + L)^-1 R, L = Gamma o K^ K^^T, is solved by halves of 32 tokens, whose inverses are put together from
+// those of blocks of 16:
+//
+//   X_01 = [A_0      ] R_01        X_23 = [A_2      ] R_23 + [M_20 M_21] X_01
+//          [T_1   A_1]                    [T_3   A_3]        [M_30 M_31]
+//
+// fp16, whatever the operands are: 11 bits of what is below 2 for unit keys.
 struct ForwardTriangles {
-    SwizzledTile<F16Operand, 64, 64> solve;          // A_jj and N_ji
-    SwizzledTile<F16Operand, 64, 64> lower;          // -L_ji below the diagonal blocks
-    static constexpr int kDiagonalRow = 24;          // elements; the gap keeps eight rows in different banks
-    alignas(16) __half diagonal[64 * kDiagonalRow];  // -L_jj, row after row; what is not below the diagonal is anything
+    SwizzledTile<F16Operand, 64, 64> solve;  // the blocks of these three, where they are in the whole
+    SharedTriangle<F16Operand, 64> lower;    // -L; what is not below the diagonal is anything
 };
 
 enum class ForwardWork : std::int32_t {
@@ -90,12 +95,9 @@ struct ForwardItem {
     std::int32_t chunks;    // to load, those of place.warm included; none of a padding row or a carry
     int tokens;             // of these
     int columns;            // of o, from the block's first on
+    int token, batch;       // of the first of them, in the tensors
     std::int32_t segments;  // of a carry's sequence
 
-    // Where the first of them is, in the sequence's row of the tensors.
-    __device__ __forceinline__ std::int64_t first_token() const {
-        return place.span.begin + place.segment.first_token - std::int64_t(place.warm) * 64;
-    }
     // Whether the state that the walk begins with is stored by another item, of ends or a carry.
     __device__ __forceinline__ bool waits_for_start(const ForwardCall& call) const {
         return place.segment.index > 0 ? place.warm == 0 : start_is_kept(call, place);
@@ -125,11 +127,13 @@ struct ForwardShared {
     ForwardTriangles triangles[Config::kTurns];
     SwizzledTile<typename Config::Op, 64, 64> attention[Config::kTurns];  // P = tril(Gamma o Q^ K^^T)
     SwizzledTile<typename Config::Op, 64, Config::kColumns> outputs;      // on their way out
-    ForwardFactors factors[Config::kStages];
-    Barrier rows_full[Config::kStages], factors_full[Config::kStages], rows_empty[Config::kStages];
-    Barrier lower_full[Config::kTurns], diagonal_full[Config::kTurns];
+    ForwardFactors factors[Config::kFactors];
+    // The last of rows_full: rows of the last chunk, before those past the end of the sequence are cleared. Q and the
+    // values are done with while the walk is still at work with K.
+    Barrier rows_full[Config::kStages + 1], rows_empty[Config::kStages], values_empty[Config::kStages];
+    Barrier factors_full[Config::kFactors], factors_empty[Config::kFactors];
+    Barrier lower_full[Config::kTurns], lower_empty[Config::kTurns];  // L, diagonal blocks included
     Barrier triangles_full[Config::kTurns], triangles_empty[Config::kTurns];
-    Barrier tail_full;  // rows of the last chunk, before those past the end of the sequence are cleared
     ForwardItem items[Config::kItems];
     ForwardWalkItem walk;
     ForwardKept kept[Config::kWalkers / 32];
@@ -150,17 +154,22 @@ struct ForwardShared {
 #pragma unroll
             for (int i = 0; i < Config::kStages; ++i) {
                 rows_full[i].init(1);
-                factors_full[i].init(1);
                 rows_empty[i].init(kWalkWarps);
+                values_empty[i].init(kWalkWarps);
+            }
+#pragma unroll
+            for (int i = 0; i < Config::kFactors; ++i) {
+                factors_full[i].init(1);
+                factors_empty[i].init(kWalkWarps);
             }
 #pragma unroll
             for (int i = 0; i < Config::kTurns; ++i) {
                 lower_full[i].init(4);
-                diagonal_full[i].init(2);
-                triangles_full[i].init(4);
+                lower_empty[i].init(2);
+                triangles_full[i].init(4 + 2);
                 triangles_empty[i].init(kWalkWarps);
             }
-            tail_full.init(1);
+            rows_full[Config::kStages].init(1);
 #pragma unroll
             for (int i = 0; i < Config::kItems; ++i) {
                 item_full[i].init(1);
@@ -177,7 +186,6 @@ struct ForwardShared {
 #pragma unroll
         for (int i = 0; i < Config::kTurns; ++i) {
             triangles[i].solve.template clear<Config::kThreads>();
-            triangles[i].lower.template clear<Config::kThreads>();
             attention[i].template clear<Config::kThreads>();
         }
         fence_for_wgmma();

@@ -46,23 +46,24 @@ private:
     template <bool kPlain>
     __device__ __forceinline__ void run(const ForwardItem& item) {
         const StatePlace& at = item.place;
-        const std::int64_t t = item.first_token();
+        const std::int64_t t = item.token;
         int tokens = item.tokens;
         if constexpr (!kPlain) gate_ = HeadGate(call, at.head);
         since_ = 0.0f;
-        g_at_ = call.g ? call.g.offset(at.span.batch, t, at.head) : 0;
-        beta_at_ = call.beta ? call.beta.offset(at.span.batch, t, at.head) : 0;
+        g_at_ = call.g ? call.g.offset(item.batch, t, at.head) : 0;
+        beta_at_ = call.beta ? call.beta.offset(item.batch, t, at.head) : 0;
         load<kPlain>(tokens);
-        RingPlace<Config::kStages>& place = place_;
 #pragma unroll 1
         for (std::int32_t c = item.chunks; c > 0; --c, tokens -= Config::kChunk) {
             const Tokens now = next_;
             if (c > 1) load<kPlain>(tokens - Config::kChunk);
-            shared.rows_empty[place.stage].wait(place.round ^ 1);
-            make<kPlain>(now, tokens, place);
+            const std::uint32_t stage = turn_.stage();
+            shared.factors_empty[stage].wait(turn_.round() ^ 1);
+            make<kPlain>(now, tokens, shared.factors[stage]);
             __syncwarp();
-            if (lane() == 0) shared.factors_full[place.stage].arrive();
-            place.next();
+            if (lane() == 0) shared.factors_full[stage].arrive();
+            ++turn_.n;
+            if (!kPlain) place_.next();
         }
     }
 
@@ -106,8 +107,7 @@ private:
     }
 
     template <bool kPlain>
-    __device__ __forceinline__ void make(const Tokens& from, int tokens, const RingPlace<Config::kStages>& place) {
-        ForwardFactors& to = shared.factors[place.stage];
+    __device__ __forceinline__ void make(const Tokens& from, int tokens, ForwardFactors& to) {
         double gamma[2];
         float beta[2], n_k[2], n_q[2];
 #pragma unroll
@@ -124,8 +124,8 @@ private:
             n_q[j] = inside ? call.problem.scale : 0.0f;
         }
         if (!kPlain && call.problem.qk_l2norm) {
-            shared.rows_full[place.stage].wait(place.round);
-            norms(to, shared.rows[place.stage]);
+            shared.rows_full[place_.stage].wait(place_.round);
+            norms(to, shared.rows[place_.stage]);
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const float2 k = to.norm_k.pair(lane()), q = to.norm_q.pair(lane());
@@ -199,7 +199,8 @@ private:
     }
 
     HeadGate gate_;
-    RingPlace<Config::kStages> place_;
+    Turn<Config::kFactors> turn_;
+    RingPlace<Config::kStages> place_;     // of rows
     std::int64_t g_at_ = 0, beta_at_ = 0;  // of the next chunk to load
     float since_ = 0.0f;                   // sum of g since the state was last scaled
     Tokens next_;

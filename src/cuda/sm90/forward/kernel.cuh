@@ -2,9 +2,9 @@
 
 #include "cuda/device/grid_order.cuh"
 #include "cuda/device/shared_memory.cuh"
-#include "cuda/sm90/forward/diagonal.cuh"
 #include "cuda/sm90/forward/gates.cuh"
 #include "cuda/sm90/forward/loader.cuh"
+#include "cuda/sm90/forward/solver.cuh"
 #include "cuda/sm90/forward/triangles.cuh"
 #include "cuda/sm90/forward/walk.cuh"
 #include "cuda/sm90/forward/windows.cuh"
@@ -35,7 +35,7 @@ __device__ __forceinline__ void run_roles(const ForwardParams& params, ForwardSh
         switch (warp % 4) {
             case 2: ForwardLoader<Config, kCut>(role).run(first); break;
             case 3: ForwardGates<Config>(role).run(); break;
-            default: ForwardDiagonal<Config>(role, warp % 4).run();
+            default: ForwardSolver<Config>(role, warp % 4).run();
         }
     }
 }

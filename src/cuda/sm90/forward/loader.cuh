@@ -205,6 +205,8 @@ private:
             item.chunks = walks ? place.segment.chunks + place.warm : 0;
             item.tokens = Outputs::tokens_of(place, params.table.chunk) + place.warm * kChunk;
             item.columns = call.problem.dim_v - place.v0;
+            item.token = static_cast<int>(place.span.begin + place.segment.first_token) - place.warm * kChunk;
+            item.batch = static_cast<int>(place.span.batch);
             shared.item_full[turn_.stage()].arrive();
         }
         __syncwarp();
@@ -219,39 +221,51 @@ private:
         ++turn_.n;
     }
 
-    // The rows of the item that was handed over.
+    // The rows of the item that was handed over. Q and the values come as soon as their place is free, K a little
+    // later.
     __device__ __forceinline__ void load() {
         const ForwardItem& item = shared.items[turn_.stage()];
         ++turn_.n;
         const StatePlace& at = item.place;
-        key_head_ = call.key_head(at.head);
-        token_ = item.first_token();
-        int tokens = item.tokens;
-        const std::int32_t chunks = item.chunks;
+        const int key_head = call.key_head(at.head);
+        token_ = item.token;
+        // NOTE: uniform, or an instruction of the copy engine becomes a loop over the numbers that lanes may have.
+        const int chunks = uniform(item.chunks);
+        int tokens = uniform(item.tokens);
+        const bool transition = uniform(at.transition ? 1 : 0) != 0;
+        const Boxes keys{0, uniform(key_head), uniform(item.batch)},
+            values{uniform(at.v0), uniform(at.head), keys.batch};
 #pragma unroll 1
-        for (std::int32_t c = 0; c < chunks; ++c, tokens -= kChunk, token_ += kChunk) {
+        for (int c = 0; c < chunks; ++c, tokens -= kChunk, token_ += kChunk) {
             RingPlace<Config::kStages>& place = place_;
-            shared.rows_empty[place.stage].wait(place.round ^ 1);
-            Rows& to = shared.rows[place.stage];
-            Barrier& full = shared.rows_full[place.stage];
+            const int stage = uniform(place.stage), token = uniform(token_);
+            shared.values_empty[stage].wait(place.round ^ 1);
+            Rows& to = shared.rows[stage];
+            Barrier& full = shared.rows_full[stage];
             // A transition's values are zeros.
-            if (at.transition && c < Config::kStages) {
+            if (transition && c < Config::kStages) {
                 clear_rows(to.values, 0);
                 __syncwarp();
             }
-            if (!params.mapped) {
-                fill(to, at, tokens);
-                fence_for_wgmma();
-                __syncwarp();
-                if (lane() == 0) full.arrive();
-            } else if (tokens >= kChunk) {
-                if (lane() == 0) copy(to, full, at);
-            } else {
-                if (lane() == 0) copy(to, shared.tail_full, at);
-                __syncwarp();
-                shared.tail_full.wait(tail_round_);
-                tail_round_ ^= 1;
-                clear_tail(to, tokens);
+            const bool whole = tokens >= kChunk;
+            Barrier& copied = shared.rows_full[uniform(whole ? stage : Config::kStages)];
+            if (params.mapped && is_elected()) {
+                constexpr std::uint32_t kEach = 2 * kBoxBytes;
+                copied.arrive_expecting(kEach * (1 + (outputs_ ? 1 : 0) + (transition ? 0 : 1)));
+                if (outputs_) copy_tile(to.q, params.q_map, copied, keys, token);
+                if (!transition) copy_tile(to.values, params.v_map, copied, values, token);
+            }
+            shared.rows_empty[stage].wait(place.round ^ 1);
+            if (params.mapped && is_elected()) copy_tile(to.k, params.k_map, copied, keys, token);
+            if (!params.mapped || !whole) {
+                if (params.mapped) {
+                    __syncwarp();
+                    copied.wait(tail_round_);
+                    tail_round_ ^= 1;
+                    clear_tail(to, tokens);
+                } else {
+                    fill(to, at, key_head, tokens);
+                }
                 fence_for_wgmma();
                 __syncwarp();
                 if (lane() == 0) full.arrive();
@@ -259,24 +273,23 @@ private:
             place.next();
         }
     }
-
-    // By one lane.
-    __device__ __forceinline__ void copy(Rows& to, Barrier& full, const StatePlace& at) const {
-        constexpr std::uint32_t kEach = 2 * kBoxBytes;
-        static_assert(Config::kK == 128 && Config::kColumns == 128);
-        full.arrive_expecting(kEach * (1 + (outputs_ ? 1 : 0) + (at.transition ? 0 : 1)));
-        const auto batch = static_cast<int>(at.span.batch);
-        copy_tile(to.k, params.k_map, full, 0, key_head_, batch);
-        if (outputs_) copy_tile(to.q, params.q_map, full, 0, key_head_, batch);
-        if (!at.transition) copy_tile(to.values, params.v_map, full, at.v0, at.head, batch);
+    static __device__ __forceinline__ int uniform(std::int64_t x) {
+        return static_cast<int>(cuda::uniform(static_cast<std::uint32_t>(x)));
     }
+
+    // Of one item.
+    struct Boxes {
+        int column, head, batch;
+    };
+    // By one lane.
     template <class Tile>
-    __device__ __forceinline__ void copy_tile(Tile& to, const TensorMap& map, Barrier& full, int column, int head,
-                                              int batch) const {
+    static __device__ __forceinline__ void copy_tile(Tile& to, const TensorMap& map, Barrier& full, const Boxes& at,
+                                                     int token) {
+        static_assert(Tile::kColumns == 128);
 #pragma unroll
         for (int panel = 0; panel < 2; ++panel) {
-            copy_box(to.x + panel * (Tile::kPanelBytes / 2), map, full, column + 64 * panel, head,
-                     static_cast<int>(token_), batch);
+            copy_box(to.x + panel * (Tile::kPanelBytes / 2), map, full, at.column + 64 * panel, at.head, token,
+                     at.batch);
         }
     }
 
@@ -296,10 +309,10 @@ private:
     }
 
     // What no tensor map describes, one element after another.
-    __device__ __forceinline__ void fill(Rows& to, const StatePlace& at, int tokens) const {
+    __device__ __forceinline__ void fill(Rows& to, const StatePlace& at, int key_head, int tokens) const {
         const std::int64_t batch = at.span.batch;
-        fill_tile(to.k, call.k, batch, key_head_, 0, tokens, call.problem.dim_k);
-        if (outputs_) fill_tile(to.q, call.q, batch, key_head_, 0, tokens, call.problem.dim_k);
+        fill_tile(to.k, call.k, batch, key_head, 0, tokens, call.problem.dim_k);
+        if (outputs_) fill_tile(to.q, call.q, batch, key_head, 0, tokens, call.problem.dim_k);
         if (!at.transition) fill_tile(to.values, call.v, batch, at.head, at.v0, tokens, call.problem.dim_v - at.v0);
     }
     // NOTE: not called but written out: a call would leave all roles of the kernel with as many registers.
@@ -325,7 +338,6 @@ private:
     Turn<2> carry_turn_;
     bool windows_ = false, outputs_ = true;
     std::int64_t token_ = 0;  // of the next chunk to load
-    int key_head_ = 0;
 };
 
 }  // namespace flashqla::cuda::sm90

@@ -4,8 +4,7 @@
 //            to do as w of them have with P
 //   Q K^T    P
 //
-// and of N, which is one product of the inverted diagonal blocks and L. Others invert the blocks while Q K^T and P are
-// made (diagonal.cuh).
+// While Q K^T and P are made others make of L what solves (solver.cuh).
 #pragma once
 
 #include "cuda/device/fast_exp.cuh"
@@ -46,27 +45,22 @@ private:
 #pragma unroll 1
         for (;; ++at.n) {
             const std::uint32_t turn = at.stage(), round = at.round();
-            ForwardTriangles& triangles = shared.triangles[turn];
-            const ForwardFactors& factors = shared.factors[place.stage];
-            shared.factors_full[place.stage].wait(place.round);
+            const Turn<Config::kFactors> of_factors{at.n};
+            const ForwardFactors& factors = shared.factors[of_factors.stage()];
+            shared.factors_full[of_factors.stage()].wait(of_factors.round());
+            shared.lower_empty[turn].wait(round ^ 1);
             wgmma_wait<0>();
             settle(products_);
-            store_lower(factors, triangles);
-            fence_for_wgmma();
+            store_lower(factors, shared.triangles[turn]);
             arrive(shared.lower_full[turn]);
+            if constexpr (kOutputs) ask_queries(place.stage);
+            shared.triangles_empty[turn].wait(round ^ 1);
             if constexpr (kOutputs) {
-                ask_queries(place.stage);
-                shared.triangles_empty[turn].wait(round ^ 1);
                 wgmma_wait<0>();
                 settle(products_);
                 store_attention(factors, shared.attention[turn]);
+                fence_for_wgmma();
             }
-            shared.diagonal_full[turn].wait(round);
-            ask_join(triangles);
-            wgmma_wait<0>();
-            settle(joined_), settle(last_);
-            store_join(triangles.solve);
-            fence_for_wgmma();
             arrive(shared.triangles_full[turn]);
             place.next();
             if (--left == 0) left = items.next_chunks(!kOutputs);
@@ -108,24 +102,6 @@ private:
     __device__ __forceinline__ void ask_keys(int stage) { multiply_rows(shared.rows[stage].k, shared.rows[stage].k); }
     __device__ __forceinline__ void ask_queries(int stage) {
         multiply_rows(shared.rows[stage].q, shared.rows[stage].k);
-    }
-
-    // N's columns of blocks 0, 1 and 2. Only a warp's own diagonal block multiplies what lies left of it.
-    __device__ __forceinline__ void ask_join(const ForwardTriangles& t) {
-        constexpr __half kType{};
-        const auto lower = t.lower.across_k();
-        const Fragment<F16Operand> mine = t.solve.a(16 * warp(), 16 * warp());
-        Fragment<F16Operand> block[3];
-#pragma unroll
-        for (int k = 1; k < 4; ++k)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) block[k - 1].x[0][i] = warp() == k ? mine.x[0][i] : 0;
-        wgmma_fence();
-        wgmma<false, Rows::across_k>(joined_, block[0].x[0], lower(16), kType);
-        wgmma<true, Rows::across_k>(joined_, block[1].x[0], lower(32), kType);
-        wgmma<true, Rows::across_k>(joined_, block[2].x[0], lower(48), kType);
-        wgmma<false, Rows::across_k>(last_, block[2].x[0], lower(48).plus(64), kType);
-        wgmma_commit();
     }
 
     // -------------------------------------------------------------------------------------------------- stores
@@ -178,7 +154,7 @@ private:
 
     // -L.
     __device__ __forceinline__ void store_lower(const ForwardFactors& f, ForwardTriangles& to) {
-        const int lane = this->lane(), line = lane % 8, part = lane / 8, own = TokenVector::own();
+        const int lane = this->lane(), own = TokenVector::own();
         const int i = TokenVector::place(16 * warp() + lane / 4);  // and that of the eighth token after it is 2 more
 #pragma unroll
         for (int later = 1; later < 4; ++later) {
@@ -187,17 +163,14 @@ private:
             const Fragment<F16Operand> x =
                 scaled<F16Operand>(products_[2 * later], products_[2 * later + 1], -decay.at(i), -decay.at(i + 2),
                                    f.row_k.of_block(later, own));
-            stmatrix_transposed(shared_address(to.lower.x) +
-                                    to.lower.offset(16 * later + part / 2 * 8 + line, 16 * warp() + part % 2 * 8),
-                                x.x[0][0], x.x[0][1], x.x[0][2], x.x[0][3]);
+            stmatrix_transposed(to.lower.place(later, warp(), lane), x.x[0][0], x.x[0][1], x.x[0][2], x.x[0][3]);
         }
         diagonal_decays(f, i, own);
         const Block x = diagonal();
         const float first = -f.norm_k.at(i), second = -f.norm_k.at(i + 2);
-        const int row = 16 * warp() + lane % 16;
-        stmatrix(shared_address(to.diagonal) + (row * ForwardTriangles::kDiagonalRow + lane / 16 * 8) * 2,
-                 pack(first * decays_[0] * x.left[0], first * decays_[1] * x.left[1], __half{}),
-                 pack(second * decays_[2] * x.left[2], second * decays_[3] * x.left[3], __half{}), 0,
+        stmatrix(to.lower.place(warp(), warp(), lane),
+                 pack(first * decays_[0] * x.left[0], first * decays_[1] * x.left[1], __half{}), 0,
+                 pack(second * decays_[2] * x.left[2], second * decays_[3] * x.left[3], __half{}),
                  pack(second * decays_[4] * x.right[2], second * decays_[5] * x.right[3], __half{}));
     }
 
@@ -209,9 +182,9 @@ private:
 #pragma unroll
             for (int block = 0; block < 3; ++block) {
                 if (block >= warp()) continue;
-                put(to, warp(), block,
-                    scaled<Op>(products_[2 * block], products_[2 * block + 1], first, second,
-                               f.to_block[warp() - 1].of_block(block, own)));
+                to.put(lane, 16 * warp(), 16 * block,
+                       scaled<Op>(products_[2 * block], products_[2 * block + 1], first, second,
+                                  f.to_block[warp() - 1].of_block(block, own)));
             }
         }
         // Selected, not multiplied: a decay of what is above the diagonal may be infinite.
@@ -225,26 +198,11 @@ private:
         x.set(2, Pair<Op>::of(0.0f, 0.0f));
         x.set(3, Pair<Op>::of(at ? second * decays_[4] * block.right[2] : 0.0f,
                               after ? second * decays_[5] * block.right[3] : 0.0f));
-        put(to, warp(), warp(), x);
+        to.put(lane, 16 * warp(), 16 * warp(), x);
     }
 
-    __device__ __forceinline__ void store_join(SwizzledTile<F16Operand, 64, 64>& to) const {
-        if (warp() > 0) put(to, warp(), 0, Fragment<F16Operand>::of(joined_[0], joined_[1]));
-        if (warp() > 1) put(to, warp(), 1, Fragment<F16Operand>::of(joined_[2], joined_[3]));
-        if (warp() > 2) put(to, warp(), 2, Fragment<F16Operand>::of(last_[0], last_[1]));
-    }
-
-    template <class To>
-    static __device__ __forceinline__ void put(SwizzledTile<To, 64, 64>& to, int block_row, int block_column,
-                                               const Fragment<To>& x) {
-        const int lane = ForwardTriangleMaker::lane();
-        stmatrix(shared_address(to.x) + to.offset(16 * block_row + lane % 16, 16 * block_column + lane / 16 * 8),
-                 x.x[0][0], x.x[0][1], x.x[0][2], x.x[0][3]);
-    }
-
-    const int warp_;                   // of the group, known to be uniform
-    float products_[8][4];             // K K^T or Q K^T
-    float joined_[4][4], last_[2][4];  // N
+    const int warp_;        // of the group, known to be uniform
+    float products_[8][4];  // K K^T or Q K^T
     float decays_[6];
 };
 

@@ -3,7 +3,7 @@
 //
 //   U^T = S^T K^T, O^T = S^T Q^T           [64,C]
 //   R^T = V^T - read U^T                   fp16
-//   X_j^T = R_j^T A_jj^T - sum_i<j ...     16 tokens at a time: X_j^T += X_i^T N_ji^T, X_i in fp16
+//   X^T = R^T (...)^T                      by halves of 32 tokens (ForwardTriangles), the first in fp16 for the second
 //   O^T = query O^T + X^T P^T
 //   S^T = total S^T + (keep X)^T K
 //
@@ -162,8 +162,6 @@ private:
     static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
     static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
     __device__ __forceinline__ ForwardKept& kept() const { return shared_.kept[warp()]; }
-    // The first one of V that the warpgroup has.
-    __device__ __forceinline__ int own_column() const { return at_.v0 + warp() / 4 * 64; }
 
     // kBoxes: outputs leave by the tensor map.
     template <bool kBoxes>
@@ -196,6 +194,7 @@ private:
                 if (lane() == 0) {
                     shared_.triangles_empty[chunk.stage()].arrive();
                     shared_.rows_empty[stage].arrive();
+                    shared_.factors_empty[Turn<Config::kFactors>{chunk.n}.stage()].arrive();
                 }
                 stage = stage + 1 < Config::kStages ? stage + 1 : 0;
                 ++chunk.n;
@@ -236,7 +235,7 @@ private:
         constexpr __half kHalf{};
         const auto turn = static_cast<int>(chunk.stage());
         ForwardRows<Config>& rows = shared_.rows[stage];
-        const ForwardFactors& factors = shared_.factors[stage];
+        const ForwardFactors& factors = shared_.factors[Turn<Config::kFactors>{chunk.n}.stage()];
         // Operands are those of the first stage and turn, plus one number each.
         using Solve = SwizzledTile<F16Operand, 64, 64>;
         const std::uint32_t of_rows = uniform(stage * sizeof(rows)),
@@ -252,9 +251,9 @@ private:
         settle(state_.s);
         if constexpr (kOutputs) settle(o_);
         // Once, and again if the residuals were not in fp16's range, which is looked at while they are multiplied.
-        float x[kBlocks][2][4];
+        float x[2][4][4];
         const int own = TokenVector::own();
-        float4 keep;
+        float4 keep[2];
         bool again;
         do {
             float u[8][4];
@@ -292,71 +291,73 @@ private:
             for (int b = 0; b < kBlocks; ++b) settle(residual[b].x[0]);
             wgmma_fence();
 #pragma unroll
-            for (int b = 0; b < kBlocks; ++b) {
-                wgmma<false, Rows::along_k>(x[b], residual[b].x[0], Solve::part(solve, 16 * b, 16 * b), kHalf);
+            for (int half = 0; half < 2; ++half) {
+                const int n = 32 * half;
+                wgmma<false, Rows::along_k>(x[half], residual[2 * half].x[0], Solve::part(solve, n, n), kHalf);
+                wgmma<true, Rows::along_k>(x[half], residual[2 * half + 1].x[0], Solve::part(solve, n, n + 16), kHalf);
             }
             wgmma_commit();
             const float change = change_of_unit(residual), decay = factors.decay;
-            keep = factors.keep.of_block(0, own);
+            keep[0] = factors.keep.of_block(0, own), keep[1] = factors.keep.of_block(1, own);
             // NOTE: before the group meets, after which the tile of outputs is written again.
             if constexpr (kOutputs) wait_until_boxes_are_read();
             again = any_of_128(1 + warp() / 4, change != 1.0f);
             wgmma_wait<0>();
 #pragma unroll
-            for (int b = 0; b < kBlocks; ++b) settle(x[b]);
+            for (int half = 0; half < 2; ++half) settle(x[half]);
             // NOTE: all warps of a group repeat its products, or none.
             const float factor = again ? change : decay;
             if (factor != 1.0f) state_.scale(factor);
             if (again) inverse_unit_ *= change;
         } while (again);
-        // The products that solve come first: those of a block that go to outputs and state are asked for behind those
-        // that the next block waits for.
-        Fragment<Op> deltas[2], leaving[2];
-        const auto add = [&](int b) {
-            if constexpr (kOutputs) wgmma<true, Rows::along_k>(o_, deltas[b % 2].x[0], attention(16 * b), kType);
-            wgmma<true, Rows::across_k>(state_.s, leaving[b % 2].x[0], keys_across(16 * b), kType);
-            wgmma_commit();
-        };
+        // The product that solves comes before those that add to outputs and state.
+        Half solved[2];
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-            if (b + 1 < kBlocks) {
-                Half solved = Half::of(x[b][0], x[b][1]);
-                settle(solved.x[0]);
-                wgmma_fence();
-#pragma unroll
-                for (int j = b + 1; j < kBlocks; ++j) {
-                    wgmma<true, Rows::along_k>(x[j], solved.x[0], Solve::part(solve, 16 * j, 16 * b), kHalf);
-                }
-                wgmma_commit();
-            }
-            if (kOutputs && b == 0) {
-#pragma unroll
-                for (int n = 0; n < kBlocks; ++n)
-                    scale_columns_of(o_[2 * n], o_[2 * n + 1], factors.query.of_block(n, own));
-                settle(o_);
-            }
-            if (b > 0) {
-                if (b + 1 == kBlocks) wgmma_fence();
-                add(b - 1);
-            }
-            if constexpr (kOutputs) deltas[b % 2] = Fragment<Op>::of(x[b][0], x[b][1]);
-            scale_columns_of(x[b][0], x[b][1], keep);
-            if (b + 1 < kBlocks) keep = factors.keep.of_block(b + 1, own);
-            leaving[b % 2] = Fragment<Op>::of(x[b][0], x[b][1]);
-            if constexpr (kOutputs) settle(deltas[b % 2].x[0]);
-            settle(leaving[b % 2].x[0]);
-            if (b + 1 < kBlocks) {
-                if (b == 0) {
-                    wgmma_wait<0>();
-                } else {
-                    wgmma_wait<1>();
-                }
-#pragma unroll
-                for (int j = b + 1; j < kBlocks; ++j) settle(x[j]);
-            }
+        for (int b = 0; b < 2; ++b) {
+            solved[b] = Half::of(x[0][2 * b], x[0][2 * b + 1]);
+            settle(solved[b].x[0]);
         }
         wgmma_fence();
-        add(kBlocks - 1);
+#pragma unroll
+        for (int b = 0; b < 2; ++b) {
+            wgmma<true, Rows::along_k>(x[1], solved[b].x[0], Solve::part(solve, 32, 16 * b), kHalf);
+        }
+        wgmma_commit();
+        __syncwarp();
+        if (is_elected()) shared_.values_empty[stage].arrive();
+        if constexpr (kOutputs) {
+#pragma unroll
+            for (int n = 0; n < kBlocks; ++n)
+                scale_columns_of(o_[2 * n], o_[2 * n + 1], factors.query.of_block(n, own));
+            settle(o_);
+        }
+        Fragment<Op> deltas[kBlocks], leaving[kBlocks];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (half == 1) {
+                wgmma_wait<1>();
+                settle(x[1]);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int b = 2 * half + i;
+                auto& left = x[half][2 * i];
+                auto& right = x[half][2 * i + 1];
+                if constexpr (kOutputs) deltas[b] = Fragment<Op>::of(left, right);
+                scale_columns_of(left, right, keep[i]);
+                if (half == 0) keep[i] = factors.keep.of_block(b + 2, own);
+                leaving[b] = Fragment<Op>::of(left, right);
+                if constexpr (kOutputs) settle(deltas[b].x[0]);
+                settle(leaving[b].x[0]);
+            }
+            wgmma_fence();
+#pragma unroll
+            for (int b = 2 * half; b < 2 * half + 2; ++b) {
+                if constexpr (kOutputs) wgmma<true, Rows::along_k>(o_, deltas[b].x[0], attention(16 * b), kType);
+                wgmma<true, Rows::across_k>(state_.s, leaving[b].x[0], keys_across(16 * b), kType);
+            }
+            wgmma_commit();
+        }
         decayed_ = factors.state;
         // What the next chunk begins with, beside the last products of this one.
         const Turn<Config::kTurns> next{chunk.n + 1};
@@ -441,13 +442,14 @@ private:
             const int thread = only_here(static_cast<int>(threadIdx.x)) & 255;
             turn<Op>(shared_.outputs, thread % 32, thread / 32 * 16, o_);
         } else {
-            const int skip = warp() % 4 * 16, before = chunk_before(chunk);
-            store_turned_elements(call_.o, o_at(before) + skip, tokens_from(before), columns() - skip, o_);
+            const int before = chunk_before(chunk), v = 16 * warp();
+            store_turned_elements(call_.o, o_at(before, v), tokens_from(before), columns_from(v), o_);
         }
     }
     // NOTE: one warp waits for the others, which go on.
-    __device__ __forceinline__ void send_outputs(const Turn<Config::kTurns>& chunk) {
+    __device__ __forceinline__ void send_outputs(const Turn<Config::kTurns>& chunk) const {
         fence_for_wgmma();
+        const ForwardItem& item = shared_.walk.item;
         const int before = chunk_before(chunk), tokens = tokens_from(before), number = 3 + warp() / 4;
         if (tokens >= kChunk && warp() % 4 != 0) {
             arrive_128(number);
@@ -455,32 +457,25 @@ private:
         }
         sync_128(number);
         if (tokens < kChunk) {
-            store_lines<Op>(call_.o, o_at(before), tokens, columns(), shared_.outputs, warp() / 4 * 64);
-        } else if (lane() == 0) {
-            store_box(before);
+            const int v = warp() / 4 * 64;
+            store_lines<Op>(call_.o, o_at(before, v), tokens, columns_from(v), shared_.outputs, v);
+        } else if (is_elected()) {
+            const char* panel =
+                reinterpret_cast<const char*>(shared_.outputs.x) + warp() / 4 * decltype(shared_.outputs)::kPanelBytes;
+            store_box(forward_params().o_map, panel, item.place.v0 + warp() / 4 * 64, item.place.head,
+                      item.token + before * kChunk, item.batch);
         }
     }
-    // The item's chunk before this one, its tokens, and the group's columns of o.
+    // The item's chunk before this one, its tokens, and columns of o from the item's v-th on.
     __device__ __forceinline__ int chunk_before(const Turn<Config::kTurns>& chunk) const {
         return static_cast<int>(chunk.n - shared_.walk.first_chunk) - 1;
     }
     __device__ __forceinline__ int tokens_from(int chunk) const { return shared_.walk.item.tokens - chunk * kChunk; }
-    __device__ __forceinline__ int columns() const { return shared_.walk.item.columns - warp() / 4 * 64; }
-    // The group's columns of a whole chunk, the item's `before`-th, by one thread.
-    __device__ __forceinline__ void store_box(int before) const {
+    __device__ __forceinline__ int columns_from(int v) const { return shared_.walk.item.columns - v; }
+    // Where these columns of the chunk begin in o.
+    __device__ __forceinline__ std::int64_t o_at(int before, int v) const {
         const ForwardItem& item = shared_.walk.item;
-        const int v = warp() / 4 * 64;
-        const char* panel =
-            reinterpret_cast<const char*>(shared_.outputs.x) + v / 64 * decltype(shared_.outputs)::kPanelBytes;
-        cuda::store_box(forward_params().o_map, panel, item.place.v0 + v, item.place.head,
-                        static_cast<int>(item.first_token()) + before * kChunk,
-                        static_cast<int>(item.place.span.batch));
-    }
-    // Where the chunk's outputs begin in o.
-    __device__ __forceinline__ std::int64_t o_at(int before) const {
-        const ForwardItem& item = shared_.walk.item;
-        return call_.o.offset(item.place.span.batch, item.first_token() + before * kChunk, item.place.head) +
-               own_column();
+        return call_.o.offset(item.batch, item.token + before * kChunk, item.place.head) + item.place.v0 + v;
     }
     __device__ __forceinline__ const ForwardParams& forward_params() const {
         return static_cast<const ForwardParams&>(params_);

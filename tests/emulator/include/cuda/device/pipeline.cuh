@@ -41,6 +41,8 @@ struct alignas(8) Barrier {
     }
 };
 
+inline bool is_elected() { return emulator::thread_index.x % 32 == 0; }
+
 inline void fence_barrier_init() {}
 inline void fence_for_wgmma() {}
 inline void fence_for_copies() {}
