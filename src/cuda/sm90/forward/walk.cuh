@@ -275,7 +275,7 @@ private:
 #pragma unroll
                 for (int k = 1; k < kK / 16; ++k) wgmma<true, Rows::along_k>(o_, state[k].x[0], queries(16 * k), kType);
                 wgmma_commit();
-                if (kBoxes && outputs) send_outputs(chunk);
+                if (kBoxes && outputs) send_whole_outputs(chunk);
                 outputs = false;
             }
             // NOTE: made here, before the wait, or the compiler keeps it in local memory.
@@ -446,25 +446,38 @@ private:
             store_turned_elements(call_.o, o_at(before, v), tokens_from(before), columns_from(v), o_);
         }
     }
-    // NOTE: one warp waits for the others, which go on.
-    __device__ __forceinline__ void send_outputs(const Turn<Config::kTurns>& chunk) const {
+    // Of a chunk that is not the item's last. NOTE: one warp waits for the others, which go on.
+    __device__ __forceinline__ void send_whole_outputs(const Turn<Config::kTurns>& chunk) const {
         fence_for_wgmma();
-        const ForwardItem& item = shared_.walk.item;
-        const int before = chunk_before(chunk), tokens = tokens_from(before), number = 3 + warp() / 4;
-        if (tokens >= kChunk && warp() % 4 != 0) {
+        const int number = 3 + warp() / 4;
+        if (warp() % 4 != 0) {
             arrive_128(number);
             return;
         }
+        // NOTE: loaded before the wait.
+        const ForwardItem& item = shared_.walk.item;
+        const int column = item.place.v0 + warp() / 4 * 64, head = item.place.head, batch = item.batch,
+                  token = item.token + chunk_before(chunk) * kChunk;
         sync_128(number);
+        if (is_elected()) {
+            store_box(forward_params().o_map, outputs_panel(), column, head, token, batch);
+        }
+    }
+    __device__ __forceinline__ void send_outputs(const Turn<Config::kTurns>& chunk) const {
+        const int before = chunk_before(chunk), tokens = tokens_from(before);
+        fence_for_wgmma();
+        sync_128(3 + warp() / 4);
         if (tokens < kChunk) {
             const int v = warp() / 4 * 64;
             store_lines<Op>(call_.o, o_at(before, v), tokens, columns_from(v), shared_.outputs, v);
-        } else if (is_elected()) {
-            const char* panel =
-                reinterpret_cast<const char*>(shared_.outputs.x) + warp() / 4 * decltype(shared_.outputs)::kPanelBytes;
-            store_box(forward_params().o_map, panel, item.place.v0 + warp() / 4 * 64, item.place.head,
+        } else if (warp() % 4 == 0 && is_elected()) {
+            const ForwardItem& item = shared_.walk.item;
+            store_box(forward_params().o_map, outputs_panel(), item.place.v0 + warp() / 4 * 64, item.place.head,
                       item.token + before * kChunk, item.batch);
         }
+    }
+    __device__ __forceinline__ const char* outputs_panel() const {
+        return reinterpret_cast<const char*>(shared_.outputs.x) + warp() / 4 * decltype(shared_.outputs)::kPanelBytes;
     }
     // The item's chunk before this one, its tokens, and columns of o from the item's v-th on.
     __device__ __forceinline__ int chunk_before(const Turn<Config::kTurns>& chunk) const {
