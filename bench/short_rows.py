@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Says of every row of the published grid that misses its goal where its time goes, by two ablations on the GPU.
 
-    python3 bench/short_rows.py [--flashqla PROGRAM] [--budget SECONDS] [--show]
+    python3 bench/short_rows.py [--flashqla PROGRAM] [--budget SECONDS] [--show | --again]
 
 Takes the rows of bench/results/h200_forward.jsonl (bench/grid.py) whose ratio to the best peer is below the goal, and
 times each of them twice more:
@@ -9,9 +9,9 @@ times each of them twice more:
     fixed   every sequence cut short to 64 tokens: launches, the table, the first item, states in and out
     whole   the same call with split=1: no sequence is cut into segments
 
-What is left beside `fixed`, divided by the chunks that one multiprocessor takes one after the other, is the `step` of a
-call that is not cut. One JSON object a row goes to bench/results/h200_short_rows.jsonl, with `why` in words and what
-would be `next`. Python standard library only.
+What `whole` takes more than `fixed`, divided by the chunks that one multiprocessor takes more, one after the other, is
+the `step` of a call that is not cut. One JSON object a row goes to bench/results/h200_short_rows.jsonl, with `why` in
+words and what would be `next`. Python standard library only.
 """
 
 import argparse
@@ -48,12 +48,12 @@ def cases_of(record):
     return fixed, grid.case_of(row_of(record, lens), "fwd") + ",split=1"
 
 
-def chain_of(record):
+def chain_of(lens, heads_v):
     """Chunks that the busiest multiprocessor takes one after the other, where nothing is cut: whole items, the longest
     first, to whoever has least."""
     loads = [0] * grid.MULTIPROCESSORS
-    for n in sorted(grid.lengths(record["lens"]), reverse=True):
-        for _ in range(record["heads_v"]):
+    for n in sorted(lens, reverse=True):
+        for _ in range(heads_v):
             i = loads.index(min(loads))
             loads[i] += -(-n // CHUNK)
     return max(loads)
@@ -61,9 +61,10 @@ def chain_of(record):
 
 def explain(record, fixed_ms, whole_ms):
     """The row's line."""
-    ms, chain = record["ms"], chain_of(record)
-    items = len(grid.lengths(record["lens"])) * record["heads_v"]
-    step = 1e3 * (whole_ms - fixed_ms) / max(chain - 1, 1)
+    ms, lens = record["ms"], grid.lengths(record["lens"])
+    chain, shortest = chain_of(lens, record["heads_v"]), chain_of([CHUNK] * len(lens), record["heads_v"])
+    items = len(lens) * record["heads_v"]
+    step = 1e3 * (whole_ms - fixed_ms) / max(chain - shortest, 1)
     cut = ms < CUT * whole_ms
     if fixed_ms > MOSTLY_FIXED * ms:
         why = (
@@ -108,14 +109,24 @@ def report(lines):
     print(f"{len(lines)} rows below {grid.GOALS['fwd'][0]}")
 
 
+def write(lines):
+    with open(OUT, "w", encoding="utf-8") as out:
+        out.writelines(json.dumps(line) + "\n" for line in lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     grid.add_options_of_measure(parser)
     parser.add_argument("--show", action="store_true", help="print what was written down, and nothing is run")
+    parser.add_argument("--again", action="store_true", help="say it anew of the times that were written down")
     options = parser.parse_args()
-    if options.show:
-        with open(OUT, encoding="utf-8") as lines:
-            report([json.loads(line) for line in lines])
+    if options.show or options.again:
+        with open(OUT, encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        if options.again:
+            lines = [{**r, **explain(r, r["fixed_ms"], r["whole_ms"])} for r in lines]
+            write(lines)
+        report(lines)
         return
     records = short_rows(ROWS)
     cases = list(dict.fromkeys(case for record in records for case in cases_of(record)))
@@ -132,8 +143,7 @@ def main():
     if not lines:
         sys.exit("bench/short_rows.py: no row was timed")
     report(lines)
-    with open(OUT, "w", encoding="utf-8") as out:
-        out.writelines(json.dumps(line) + "\n" for line in lines)
+    write(lines)
     print(f"{len(lines)} of {len(records)} rows in {OUT}")
 
 

@@ -22,10 +22,10 @@ class ShortRows(unittest.TestCase):
         self.assertTrue(whole.endswith(",split=1"))
 
     def test_chains(self):
-        self.assertEqual(short_rows.chain_of(record("1024", 2, 8, 0.1)), 16)
-        self.assertEqual(short_rows.chain_of(record("1024+1024", 16, 64, 0.1)), 16)
-        self.assertEqual(short_rows.chain_of(record("1024+1024+1024", 16, 64, 0.1)), 32)  # 192 items
-        self.assertEqual(short_rows.chain_of(record("65+1", 2, 8, 0.1)), 2)
+        self.assertEqual(short_rows.chain_of([1024], 8), 16)
+        self.assertEqual(short_rows.chain_of([1024] * 2, 64), 16)
+        self.assertEqual(short_rows.chain_of([1024] * 3, 64), 32)  # 192 items
+        self.assertEqual(short_rows.chain_of([65, 1], 8), 2)
 
     def test_what_is_said(self):
         fixed = short_rows.explain(record("1024", 2, 8, 0.06), 0.025, 0.06)
