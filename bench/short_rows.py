@@ -133,13 +133,13 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         timed, _ = grid.measure(options, cases, os.path.join(folder, "bench.jsonl"))
     times = {(grid.key_of_case(t["case"]), ",split=1" in t["case"]): t for t in timed}
-    lines = []
+    lines, driver = [], grid.driver_version()
     for record in records:
         found = [times.get((grid.key_of_case(case), ",split=1" in case)) for case in cases_of(record)]
         if None in found:
             continue
         from_run = {name: found[0][name] for name in ("commit", "date", "gpu")}
-        lines.append({**explain(record, *(t["ms"] for t in found)), **from_run, "driver": grid.driver_version()})
+        lines.append({**explain(record, *(t["ms"] for t in found)), **from_run, "driver": driver})
     if not lines:
         sys.exit("bench/short_rows.py: no row was timed")
     report(lines)

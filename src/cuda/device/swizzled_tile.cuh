@@ -93,7 +93,7 @@ struct SwizzledTile {
     __device__ __forceinline__ Fragment<Op> b_transposed(int n0, int k0) const {
         const int lane = static_cast<int>(threadIdx.x % 32);
         Fragment<Op> f;
-        ldmatrix(f.x[0], shared_address(x) + offset(n0 + lane % 8 + lane / 16 * 8, k0 + lane / 8 % 2 * 8));
+        ldmatrix(f.x[0], shared_address(x) + a_transposed_place(lane, n0, k0));
         return f;
     }
 
@@ -104,8 +104,8 @@ struct SwizzledTile {
     }
     // Its transpose.
     __device__ __forceinline__ void put_transposed(int lane, int row0, int column0, const Fragment<Op>& f) {
-        stmatrix_transposed(shared_address(x) + offset(row0 + lane % 8 + lane / 16 * 8, column0 + lane / 8 % 2 * 8),
-                            f.x[0][0], f.x[0][1], f.x[0][2], f.x[0][3]);
+        stmatrix_transposed(shared_address(x) + a_transposed_place(lane, row0, column0), f.x[0][0], f.x[0][1],
+                            f.x[0][2], f.x[0][3]);
     }
 
     template <int kThreads>
