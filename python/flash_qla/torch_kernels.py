@@ -61,37 +61,39 @@ def like(x: Tensor, dtype: torch.dtype) -> Tensor:
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 
 
-def _finder_of_allocators() -> Callable[[Tensor], Allocate | None]:
-    """Makes `allocator_of`, around the private functions of torch that the code of torch.compile allocates with.
+def _find_allocators() -> tuple[Allocate | None, Callable[[Tensor], Allocate | None]]:
+    """`cpu_allocator` and `gpu_allocator`, the private functions of torch that the code of torch.compile allocates with.
 
     They ask the same allocator for the same stream, past the dispatcher. NOTE: where one of them is missing torch's
-    public function does it.
+    public function does it. They are for plain tensors and below every mode; none sees them.
     """
     try:
         guards: Any = torch._C._dynamo.guards
         on_cpu: Allocate = guards._empty_strided_cpu
         on_gpu: Allocate = guards._empty_strided_cuda
     except AttributeError:
-        return lambda x: None
+        return None, lambda x: None
     # NOTE: a torch without CUDA does not have these.
     current_gpu: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
     count_gpus: Callable[[], int] = getattr(torch._C, "_cuda_getDeviceCount", lambda: 0)
     gpus = 0  # until a tensor on one has come: asking initialises CUDA
 
-    def allocator_of(x: Tensor) -> Allocate | None:
-        """What makes outputs on the device of x, if there is something faster than x.new_empty. NOTE: for plain tensors
-        and below every mode; none sees it."""
+    def gpu_allocator(x: Tensor) -> Allocate | None:
+        """What makes outputs on the GPU of x, if there is something faster than x.new_empty."""
         nonlocal gpus
-        if x.is_cuda:
-            gpus = gpus or count_gpus()
-            # NOTE: asked beforehand: it allocates on the current GPU, which might get a context for that.
-            return on_gpu if gpus == 1 or x.get_device() == current_gpu() else None
-        return on_cpu if x.is_cpu else None
+        gpus = gpus or count_gpus()
+        # NOTE: asked beforehand: it allocates on the current GPU, which might get a context for that.
+        return on_gpu if gpus == 1 or x.get_device() == current_gpu() else None
 
-    return allocator_of
+    return on_cpu, gpu_allocator
 
 
-allocator_of = _finder_of_allocators()
+cpu_allocator, gpu_allocator = _find_allocators()
+
+
+def allocator_of(x: Tensor) -> Allocate | None:
+    """What makes outputs on the device of x, if there is something faster than x.new_empty."""
+    return gpu_allocator(x) if x.is_cuda else cpu_allocator if x.is_cpu else None
 
 
 def empty(allocate: Allocate | None, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -117,7 +119,11 @@ def forward_eager(
         tensors = exportable(tensors)
     q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state = tensors
     shape = v.shape
-    allocate = allocator_of(v)
+    if v.is_cuda:
+        allocate = gpu_allocator(v)
+    else:
+        allocate = cpu_allocator
+        threads = threads or cpu_threads()
     o = empty(allocate, v, shape, v.dtype)
     final_state = None
     if modes & _modes.OUTPUT_FINAL_STATE:
@@ -132,11 +138,16 @@ def forward_eager(
     if backend == ORACLE:
         native().oracle_forward(*(x if x is None else x.contiguous() for x in tensors), final_state, o, bits, scale)
         return o, final_state
-    arguments = (
+    # NOTE: not by way of call(), which would put 23 arguments into a tuple and out again.
+    copies = native().forward(
         q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, final_state, None, None, None, None, None, o,
-        bits, scale, 0, 0, backend, threads or cpu_threads(), context_split,
+        bits, scale, 0, 0, backend, threads, context_split,
     )  # fmt: skip
-    call(native().forward, arguments)
+    if copies:
+        native().forward(
+            *copied(tensors, copies), final_state, None, None, None, None, None, o,
+            bits, scale, 0, 0, backend, threads, context_split,
+        )  # fmt: skip
     return o, final_state
 
 

@@ -94,18 +94,19 @@ def forward_at_once(
         return None
     if scale is None:
         scale = 0.0
-    elif not isinstance(scale, (float, int)) or not scale:
+    elif isinstance(scale, (float, int)) and scale:
+        scale = float(scale)
+    else:
         return None
-    q, v = tensors[0], tensors[2]
+    q = tensors[0]
     try:
         # NOTE: the library would say so too, but an exception takes 15 us, and callers who mix these two exist.
-        if q.dtype is not v.dtype:
+        if q.dtype is not tensors[2].dtype:
             return None
         # FLA refuses a larger K, as the library does on a GPU; on the CPU it has the reference backend for it.
         if not q.is_cuda and q.shape[3] > MAX_K:
             return None
-        settings = (modes | options.modes, float(scale), backend or None, options.threads, context_split)
-        return forward_eager(tensors, *settings)
+        return forward_eager(tensors, modes | options.modes, scale, backend or None, options.threads, context_split)
     except Exception:  # NOTE: no input has been written, so that the second attempt meets what the first one met
         return None
 

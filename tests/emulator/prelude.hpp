@@ -75,6 +75,16 @@ inline unsigned __ballot_sync(unsigned, bool is) {
     return emulator::my_lane().out[0];
 }
 
+// Hints for caches.
+template <class T>
+T __ldcs(const T* from) {
+    return *from;
+}
+template <class T>
+void __stcs(T* to, T x) {
+    *to = x;
+}
+
 // NOTE: blocks run one after the other.
 inline unsigned atomicAdd(unsigned* to, unsigned x) { return std::exchange(*to, *to + x); }
 

@@ -29,6 +29,18 @@ __device__ __forceinline__ void mma_16x8x16(float (&c)[4], const std::uint32_t (
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// The same of numbers in tf32: fp32 without what kTf32Mask leaves out.
+//
+//   A 16x8             a[0..3] = rows lane/4 and that + 8 of column lane % 4, then of column lane % 4 + 4
+//   B 8x8              b[0..1] = rows lane % 4 and that + 4 of column lane/4
+inline constexpr std::uint32_t kTf32Mask = 0xffffe000u;
+__device__ __forceinline__ void mma_16x8x8(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                           std::uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }

@@ -27,6 +27,16 @@ struct F32Operand {
     static constexpr int kParts = 2;
 };
 
+// An fp32 number as the sum of two in tf32, 22 of its 24 bits.
+struct Tf32Parts {
+    std::uint32_t high, low;
+
+    static __device__ __forceinline__ Tf32Parts of(float x) {
+        const std::uint32_t high = __float_as_uint(x) & kTf32Mask;
+        return {high, __float_as_uint(x - __uint_as_float(high))};
+    }
+};
+
 // The same elements, two of them for each number: for what has to be more exact than the inputs are.
 template <class Op>
 struct TwoParts : Op {

@@ -40,12 +40,14 @@ struct Words {
     }
     __device__ __forceinline__ void zero() { w[0] = w[1] = w[2] = w[3] = 0; }
 
+    // NOTE: marked as not needed again soon, which is so for states; by the time of the next step other layers have
+    // taken their place in the caches.
     __device__ __forceinline__ void load(const T* p) {
-        const uint4 x = *reinterpret_cast<const uint4*>(p);
+        const uint4 x = __ldcs(reinterpret_cast<const uint4*>(p));
         w[0] = x.x, w[1] = x.y, w[2] = x.z, w[3] = x.w;
     }
     __device__ __forceinline__ void store(T* p) const {
-        *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
+        __stcs(reinterpret_cast<uint4*>(p), make_uint4(w[0], w[1], w[2], w[3]));
     }
 };
 

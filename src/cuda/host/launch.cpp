@@ -37,7 +37,7 @@ Status launch(const LaunchSite& site, const LaunchShape& shape, const void* kern
             config.dynamicSmemBytes = shape.shared_bytes;
             config.stream = static_cast<cudaStream_t>(site.stream.handle);
             config.attrs = &attribute;
-            config.numAttrs = shape.waits && gpus().list[static_cast<std::size_t>(site.device)].grids_wait ? 1 : 0;
+            config.numAttrs = gpus().list[static_cast<std::size_t>(site.device)].grids_wait ? 1 : 0;
             error = cudaLaunchKernelExC(&config, kernel, arguments);
             return error;
         });

@@ -1,4 +1,5 @@
-// The one way a kernel is launched.
+// The one way a kernel is launched. NOTE: every kernel waits itself for what is before it in the stream
+// (device/grid_order.cuh), so its blocks may come while that ends.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +21,6 @@ struct LaunchSite {
 struct LaunchShape {
     std::uint32_t blocks = 0, threads = 0;  // no blocks: nothing is launched
     std::size_t shared_bytes = 0;           // dynamic shared memory of a block
-    // The kernel itself waits for what is before it in the stream (device/grid_order.cuh), so that its blocks may come
-    // while that ends.
-    bool waits = false;
 };
 
 // `arguments`: where each of the kernel's lies.

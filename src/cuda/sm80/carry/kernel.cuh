@@ -228,7 +228,6 @@ private:
 template <class Config, bool kBack>
 __global__ void __launch_bounds__(Config::kThreads) carry_kernel(const __grid_constant__ CarryParams params) {
     wait_for_earlier_grids();
-    let_next_grid_start();
     const Problem& p = params.in.problem;
     if (!is_needed(params.table)) return;
     const auto tiles = static_cast<std::uint32_t>(pieces(p.dim_v, Config::kRows));

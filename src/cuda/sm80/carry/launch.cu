@@ -14,7 +14,7 @@ Status launch_config(const LaunchSite& site, CarryParams params, int multiproces
     const auto places = static_cast<std::uint32_t>(multiprocessors * (512 / Config::kThreads));
     params.items = static_cast<std::uint32_t>(params.in.count * p.heads_v * pieces(p.dim_v, Config::kRows));
     params.blocks = std::min(params.items, places);
-    const LaunchShape shape{params.blocks, Config::kThreads, sizeof(CarryShared<Config>), true};
+    const LaunchShape shape{params.blocks, Config::kThreads, sizeof(CarryShared<Config>)};
     return params.adjoints.starts ? launch(site, shape, &carry_kernel<Config, true>, params)
                                   : launch(site, shape, &carry_kernel<Config, false>, params);
 }

@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "cuda/device/chunks.cuh"
+#include "cuda/device/grid_order.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/device/state_walk.cuh"
 #include "cuda/device/tail.cuh"
@@ -291,6 +292,7 @@ private:
 template <class Config, ChunkMode kMode>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     chunk_kernel(const __grid_constant__ ChunkParams params) {
+    wait_for_earlier_grids();
     if (blockIdx.x >= params.segment_blocks) {
         return zero_tail(params.call, params.call.o, params.call.problem.heads_v, params.call.problem.dim_v,
                          blockIdx.x - params.segment_blocks, params.zero_blocks);

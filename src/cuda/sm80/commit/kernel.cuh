@@ -1,6 +1,7 @@
 // One block copies kCommitElements elements of one (row, value head). A state is one piece of memory in either layout.
 #pragma once
 
+#include "cuda/device/grid_order.cuh"
 #include "cuda/device/memory.cuh"
 #include "cuda/sm80/commit/params.hpp"
 
@@ -8,6 +9,7 @@ namespace flashqla::cuda::sm80 {
 
 __global__ void __launch_bounds__(kCommitThreads)
     commit_kernel(const __grid_constant__ CommitCall call, std::uint32_t parts) {
+    wait_for_earlier_grids();
     const auto heads = static_cast<std::uint32_t>(call.heads_v);
     const std::uint32_t part = blockIdx.x % parts, row = blockIdx.x / parts;
     const std::int64_t n = row / heads, head = row % heads;

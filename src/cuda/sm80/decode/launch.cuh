@@ -19,7 +19,7 @@ Status launch_decode_layout(const LaunchSite& site, const DecodeCall& call) noex
         grid.plain_rows = !call.state_indices && !call.state_indices_out && !call.has_initial_state &&
                           call.commit_state && call.state.rows >= call.count;
         const std::uint32_t blocks = static_cast<std::uint32_t>(call.count) * heads * strips;
-        return launch(site, {blocks, Config::kThreads, 0, true}, &decode_kernel<Config>, call, grid);
+        return launch(site, {blocks, Config::kThreads}, &decode_kernel<Config>, call, grid);
     });
 }
 

@@ -5,6 +5,7 @@
 #include <cub/block/block_reduce.cuh>
 
 #include "cuda/device/chunks.cuh"
+#include "cuda/device/grid_order.cuh"
 #include "cuda/device/tail.cuh"
 #include "cuda/sm80/gradient/params.hpp"
 
@@ -25,6 +26,7 @@ __device__ __forceinline__ void sum_over_chunks(const HeadRef& to, const double*
 }
 
 __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const __grid_constant__ FinishParams params) {
+    wait_for_earlier_grids();
     const BackwardCall& call = params.call;
     const Problem& p = call.problem;
     if (blockIdx.x < params.head_blocks) {

@@ -3,6 +3,7 @@
 
 #include "cuda/device/chunks.cuh"
 #include "cuda/device/gates.cuh"
+#include "cuda/device/grid_order.cuh"
 #include "cuda/sm80/gradient/config.cuh"
 
 namespace flashqla::cuda::sm80 {
@@ -154,6 +155,7 @@ inline constexpr int kGatesThreads = 128;
 
 template <int kChunk>
 __global__ void __launch_bounds__(kGatesThreads) gates_kernel(const __grid_constant__ GatesParams params) {
+    wait_for_earlier_grids();
     const std::int64_t at = std::int64_t(blockIdx.x) * (kGatesThreads / 32) + threadIdx.x / 32;
     if (at >= params.warps) return;
     const std::int32_t heads = params.call.problem.heads_v;

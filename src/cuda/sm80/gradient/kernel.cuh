@@ -16,6 +16,7 @@
 
 #include "cuda/device/chunks.cuh"
 #include "cuda/device/gates.cuh"
+#include "cuda/device/grid_order.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/sm80/gradient/config.cuh"
 #include "cuda/sm80/gradient/gates.cuh"
@@ -492,6 +493,7 @@ private:
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) gradient_kernel(const __grid_constant__ GradientParams params) {
+    wait_for_earlier_grids();
     const auto heads = static_cast<std::uint32_t>(params.call.problem.heads_k);
     const std::int64_t number = blockIdx.x / heads;
     const Chunk chunk = chunk_of(params.call, params.table, number);

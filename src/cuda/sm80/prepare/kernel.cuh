@@ -5,6 +5,7 @@
 //                         P = tril(Gamma o Q^ K^^T)                            one warp, or the same one afterwards
 #pragma once
 
+#include "cuda/device/grid_order.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/sm80/prepare/factors.cuh"
 #include "cuda/sm80/prepare/triangles.cuh"
@@ -201,6 +202,7 @@ private:
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     prepare_kernel(const __grid_constant__ PrepareParams params) {
+    wait_for_earlier_grids();
     auto& shared = shared_block<PrepareShared<Config>>();
     const std::uint32_t of_key_head = params.shares.quotient(blockIdx.x);
     const std::uint32_t share = params.shares.remainder(blockIdx.x, of_key_head);

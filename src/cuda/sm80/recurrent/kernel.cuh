@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "cuda/device/gates.cuh"
+#include "cuda/device/grid_order.cuh"
 #include "cuda/device/memory.cuh"
 #include "cuda/device/reduce.cuh"
 #include "cuda/device/rows.cuh"
@@ -340,6 +341,7 @@ template <class Config, class Call>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     recurrent_kernel(const __grid_constant__ Call call, const __grid_constant__ RecurrentGrid grid) {
     __shared__ RecurrentShared<Config> shared;
+    wait_for_earlier_grids();
     if (blockIdx.x >= grid.state_blocks) {
         return zero_tail(call, call.o, call.problem.heads_v, call.problem.dim_v, blockIdx.x - grid.state_blocks,
                          grid.zero_blocks);

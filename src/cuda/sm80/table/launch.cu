@@ -4,8 +4,7 @@
 namespace flashqla::cuda::sm80 {
 
 Status launch_table(const char* function, const TableParams& params, int device, Stream stream) noexcept {
-    return launch({function, "table", device, stream}, {1, kTableThreads, sizeof(TableShared), true}, &table_kernel,
-                  params);
+    return launch({function, "table", device, stream}, {1, kTableThreads, sizeof(TableShared)}, &table_kernel, params);
 }
 
 }  // namespace flashqla::cuda::sm80

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "cuda/device/chunks.cuh"
+#include "cuda/device/grid_order.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/device/state_rows.cuh"
 #include "cuda/device/swizzled_output.cuh"
@@ -251,6 +252,7 @@ private:
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) adjoint_kernel(const __grid_constant__ AdjointParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    wait_for_earlier_grids();
     const auto heads = static_cast<std::uint32_t>(params.call.problem.heads_v);
     const std::uint32_t tile = blockIdx.x % params.tiles, row = blockIdx.x / params.tiles;
     const Segment segment = segment_of(params.call, params.table, row / heads);

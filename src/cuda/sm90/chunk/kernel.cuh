@@ -14,6 +14,7 @@
 
 #include <type_traits>
 
+#include "cuda/device/grid_order.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/device/state_walk.cuh"
 #include "cuda/device/swizzled_output.cuh"
@@ -294,6 +295,7 @@ private:
 template <class Config, ChunkMode kMode>
 __global__ void __launch_bounds__(Config::kThreads, 1) chunk_kernel(const __grid_constant__ ChunkParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    wait_for_earlier_grids();
     if (blockIdx.x >= params.segment_blocks) {
         return zero_tail(params.call, params.call.o, params.call.problem.heads_v, params.call.problem.dim_v,
                          blockIdx.x - params.segment_blocks, params.zero_blocks);

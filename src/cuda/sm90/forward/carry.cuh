@@ -1,17 +1,19 @@
-// The states at the cuts of a sequence, one after the other, in fp32: the group that walks has 8 columns of V of one
-// value head, as rows of S^T, and for every cut
+// The states at the cuts of a sequence, one after the other: the group that walks has 8 columns of V of one value head,
+// and for every cut
 //
-//   S'^T[v][n] = E^T[v][n] + sum_k S^T[v][k] M^T[k][n]
+//   S' = E + M S        [K,8], M [K,K]
 //
 // with the end E and the transition M of the segment before it. A step cannot begin before the one before it has ended,
-// so its latency is what counts: M comes to shared memory in the background, a step ahead, by the loader. Each warp has
-// a part of the sum over k; a lane has four neighbouring n.
+// so its latency is what counts: M and E come to shared memory in the background, a step ahead, by the loader, and each
+// warp makes 16 keys of S' on the matrix units. States, E and M are fp32; as operands they are two parts of 11 bits
+// each, and three products of parts are added up in fp32, which leaves 2^-21 of each product.
 //
-// NOTE: lies where the rows of chunks, outputs and factors are else; the loader brings no rows until it is done.
+// NOTE: lies where the rows of chunks and outputs are else; the loader brings no rows until it is done.
 #pragma once
 
 #include "cuda/device/arrivals.cuh"
 #include "cuda/device/chunks.cuh"
+#include "cuda/device/operand.cuh"
 #include "cuda/sm90/forward/config.cuh"
 
 namespace flashqla::cuda::sm90 {
@@ -63,38 +65,75 @@ private:
     const std::int32_t heads_, head_, first_, count_;
 };
 
+// M in memory, as the operands of the carry. It needs M [n][k] as A, 16 n of a warp by 8 k; a lane has four elements of
+// each such block, 16 bytes. Which key k a place stands for is the same for S as B:
+//
+//   block j, place i of 8: k = 16 (j / 2) + 4 (j % 2) + i % 4 + 8 (i / 4)
+//
+// so that a lane that has made 16 keys of S has neighbours of it, as has one whose rows of S^T become M.
+struct TransitionBlocks {
+    static constexpr int kEach = 128 / 8;  // of 16 n
+
+    // The lane's part of a block, in floats.
+    static __device__ __forceinline__ int at(int of_rows, int block, int lane) {
+        return 4 * ((of_rows * kEach + block) * 32 + lane);
+    }
+    // M^T, whose rows k are the rows of S^T of all who walk.
+    static __device__ __forceinline__ void store(float* to, const StateRows<128>& rows) {
+        const int thread = only_here(static_cast<int>(threadIdx.x));
+        const int lane = thread % 32, row = lane / 4, column = lane % 4 * 2;
+        float* own = to + at(0, thread / 32 * 2 + row / 4, column * 4 + row % 4);
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const float(&left)[4] = rows.s[2 * n], (&right)[4] = rows.s[2 * n + 1];
+                *reinterpret_cast<float4*>(own + at(n, 0, 4 * e)) = {left[e], right[e], left[2 + e], right[2 + e]};
+            }
+    }
+};
+
 template <class Config>
 class ForwardCarry {
     using Shared = ForwardShared<Config>;
-    static constexpr int kK = Config::kK, kRows = kCarryColumns, kParts = Config::kWalkers / 32, kEach = kK / kParts;
-    static constexpr int kOutputs = kRows * kK / Config::kWalkers;  // of a step, for a thread: rows of one column
-    static_assert(kK == 128 && kOutputs == 4 && Config::kWalkers == 2 * kK);
-    static constexpr int kSums = kRows * kK;  // floats
-    static constexpr int kToldTogether = 8;   // steps
-    static_assert(sizeof(Shared::rows) >= 4 * (2 * kTransitionElements + kParts / 2 * kSums));
-    static_assert(sizeof(Shared::outputs) >= 4 * kParts / 2 * kSums && sizeof(Shared::factors) >= 4 * kK * kRows);
+    static constexpr int kK = Config::kK, kRows = kCarryColumns, kWarps = Config::kWalkers / 32;
+    static_assert(kK == 128 && kRows == 8 && kWarps == kK / 16);
+    static constexpr int kToldTogether = 8;  // steps
+
+    struct Stage {
+        float transition[kTransitionElements];  // TransitionBlocks
+        float end[kRows * kK];                  // [v][n], rows of dim_k
+    };
+    // S as B operands, a lane's of two blocks of keys side by side.
+    struct States {
+        float4 x[kWarps][32];
+
+        // NOTE: lanes that store and lanes that load meet in few banks so.
+        static __device__ __forceinline__ int place(int v, int i) { return 4 * (v ^ (v / 2 & 1)) + i; }
+    };
+    static_assert(sizeof(Shared::rows) >= 2 * sizeof(Stage) && sizeof(Shared::outputs) >= 2 * sizeof(States));
 
 public:
     // What the loader does for it, all lanes together.
     static __device__ __forceinline__ void load(const ForwardParams& params, Shared& shared, const CarriedCuts& cuts,
-                                                Turn<2>& turn) {
+                                                std::int32_t v0, Turn<2>& turn) {
         const Problem& p = params.call.problem;
+        // NOTE: up to a multiple of 16 bytes, as far as the memory of ends goes.
+        const auto end_bytes = static_cast<std::uint32_t>((4 * min(kRows, p.dim_v - v0) * p.dim_k + 15) / 16 * 16);
         cuts.each([&](std::int64_t row, bool chained, std::int32_t) {
             wait_for_count(params.states.stored_ends + row,
                            static_cast<std::uint32_t>(p.dim_v + (chained ? p.dim_k : 0)));
-            const int stage = static_cast<int>(turn.stage());
-            shared.carry_empty[stage].wait(turn.round() ^ 1);
+            const int number = static_cast<int>(turn.stage());
+            shared.carry_empty[number].wait(turn.round() ^ 1);
             if (threadIdx.x % 32 == 0) {
-                Barrier& full = shared.carry_full[stage];
-                if (chained) {
-                    constexpr std::uint32_t kBytes = 4 * kTransitionElements;
-                    fence_for_copies();
-                    full.arrive_expecting(kBytes);
-                    copy_bulk(transition(shared, stage),
-                              params.states.ends + row * end_elements(p) + end_state_elements(p), kBytes, full);
-                } else {
-                    full.arrive();
-                }
+                constexpr std::uint32_t kBytes = sizeof(Stage::transition);
+                Barrier& full = shared.carry_full[number];
+                Stage& to = stage(shared, number);
+                const float* ends = params.states.ends + row * end_elements(p);
+                fence_for_copies();
+                full.arrive_expecting(end_bytes + (chained ? kBytes : 0));
+                copy_bulk(to.end, ends + std::int64_t(v0) * p.dim_k, end_bytes, full);
+                if (chained) copy_bulk(to.transition, ends + end_state_elements(p), kBytes, full);
             }
             __syncwarp();
             ++turn.n;
@@ -105,37 +144,32 @@ public:
     static __device__ __forceinline__ void run(const ForwardParams& params, Shared& shared, const CarriedCuts& cuts,
                                                std::int32_t v0, Turn<2>& turn) {
         const Problem& p = params.call.problem;
-        const int n = thread() % kK, first = thread() / kK * kOutputs;  // of this thread's outputs
+        // Of this lane: keys n and n + 8 of columns v and v + 1.
+        const int n = 16 * warp() + lane() / 4, v = lane() % 4 * 2;
+        const auto inside = [&](int e) { return n + e / 2 * 8 < p.dim_k && v0 + v + e % 2 < p.dim_v; };
+        const auto at = [&](int e) { return (v + e % 2) * p.dim_k + n + e / 2 * 8; };
         std::int32_t last = 0;
         std::uint32_t stored = 0;  // of the last cuts, those that nobody has been told of
         cuts.each([&](std::int64_t row, bool chained, std::int32_t step) {
-            const int stage = static_cast<int>(turn.stage());
-            shared.carry_full[stage].wait(turn.round());
-            float state[kOutputs];
-            const float* end = params.states.ends + row * end_elements(p) + std::int64_t(v0 + first) * p.dim_k + n;
+            const int number = static_cast<int>(turn.stage());
+            const Stage& from = stage(shared, number);
+            shared.carry_full[number].wait(turn.round());
+            float state[4];
 #pragma unroll
-            for (int i = 0; i < kOutputs; ++i) {
-                state[i] = n < p.dim_k && v0 + first + i < p.dim_v ? end[i * p.dim_k] : 0.0f;
-            }
-            if (chained) {
-                multiply(shared, transition(shared, stage));
-                meet();
-#pragma unroll
-                for (int part = 0; part < kParts; ++part)
-#pragma unroll
-                    for (int i = 0; i < kOutputs; ++i) state[i] += sums(shared, part)[(first + i) * kK + n];
-            }
+            for (int e = 0; e < 4; ++e) state[e] = inside(e) ? from.end[at(e)] : 0.0f;
+            if (chained) add_product(state, from.transition, states(shared, number ^ 1));
             __syncwarp();
-            if (lane() == 0) shared.carry_empty[stage].arrive();
-            ++turn.n;
-            float* to =
-                params.states.starts + (row + p.heads_v) * p.dim_v * p.dim_k + std::int64_t(v0 + first) * p.dim_k + n;
+            if (lane() == 0) shared.carry_empty[number].arrive();
+            auto* places = reinterpret_cast<float2*>(states(shared, number).x[warp()]) + lane() / 16;
+            places[2 * States::place(v, lane() / 4 % 4)] = {state[0], state[2]};
+            places[2 * States::place(v + 1, lane() / 4 % 4)] = {state[1], state[3]};
+            float* to = params.states.starts + (row + p.heads_v) * p.dim_v * p.dim_k + std::int64_t(v0) * p.dim_k;
 #pragma unroll
-            for (int i = 0; i < kOutputs; ++i) {
-                if (n < p.dim_k && v0 + first + i < p.dim_v) to[i * p.dim_k] = state[i];
+            for (int e = 0; e < 4; ++e) {
+                if (inside(e)) to[at(e)] = state[e];
             }
-            *reinterpret_cast<float4*>(states(shared) + n * kRows + first) = {state[0], state[1], state[2], state[3]};
             meet();
+            ++turn.n;
             // NOTE: some at a time, because a fence takes as long as a step.
             if (step / kToldTogether != last / kToldTogether) tell(params, cuts, v0, last, stored), stored = 0;
             stored |= 1u << step % kToldTogether;
@@ -145,7 +179,6 @@ public:
     }
 
 private:
-    static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
     static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
     static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
     static __device__ __forceinline__ void meet() { sync_threads<Config::kMeeting, Config::kWalkers>(); }
@@ -158,43 +191,37 @@ private:
                  static_cast<std::uint32_t>(min(kRows, params.call.problem.dim_v - v0)));
     }
 
-    static __device__ __forceinline__ float* transition(Shared& shared, int stage) {
-        return reinterpret_cast<float*>(shared.rows) + stage * kTransitionElements;  // [k][n]
+    static __device__ __forceinline__ Stage& stage(Shared& shared, int number) {
+        return reinterpret_cast<Stage*>(shared.rows)[number];
     }
-    static __device__ __forceinline__ float* sums(Shared& shared, int part) {  // [v][n]
-        return part < kParts / 2 ? reinterpret_cast<float*>(shared.rows) + 2 * kTransitionElements + part * kSums
-                                 : reinterpret_cast<float*>(&shared.outputs) + (part - kParts / 2) * kSums;
-    }
-    static __device__ __forceinline__ float* states(Shared& shared) {  // [k][v]
-        return reinterpret_cast<float*>(shared.factors);
+    static __device__ __forceinline__ States& states(Shared& shared, int number) {
+        return reinterpret_cast<States*>(&shared.outputs)[number];
     }
 
-    // The warp's part of S^T M^T.
-    static __device__ __forceinline__ void multiply(Shared& shared, const float* m) {
-        float x[kRows][4] = {};
-        const float* s = states(shared) + warp() * kEach * kRows;
-        m += warp() * kEach * kK + 4 * lane();
-#pragma unroll 4
-        for (int k = 0; k < kEach; ++k) {
-            const float4 at = *reinterpret_cast<const float4*>(m + k * kK);
+    // The warp's 16 keys of M S.
+    static __device__ __forceinline__ void add_product(float (&state)[4], const float* transition,
+                                                       const States& before) {
+        float sums[2][4] = {}, small[2][4] = {};
+        const float* own = transition + TransitionBlocks::at(warp(), 0, lane());
+        const int place = States::place(lane() / 4, lane() % 4);
 #pragma unroll
-            for (int v = 0; v < kRows; v += 4) {
-                const float4 four = *reinterpret_cast<const float4*>(s + k * kRows + v);
-                const float of[4] = {four.x, four.y, four.z, four.w};
+        for (int k = 0; k < kWarps; ++k) {
+            const float4 two = before.x[k][place];
+            const float of_s[2][2] = {{two.x, two.y}, {two.z, two.w}};
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    x[v + i][0] = fmaf(of[i], at.x, x[v + i][0]);
-                    x[v + i][1] = fmaf(of[i], at.y, x[v + i][1]);
-                    x[v + i][2] = fmaf(of[i], at.z, x[v + i][2]);
-                    x[v + i][3] = fmaf(of[i], at.w, x[v + i][3]);
-                }
+            for (int j = 0; j < 2; ++j) {
+                const float4 m = *reinterpret_cast<const float4*>(own + TransitionBlocks::at(0, 2 * k + j, 0));
+                const Tf32Parts a[4] = {Tf32Parts::of(m.x), Tf32Parts::of(m.y), Tf32Parts::of(m.z), Tf32Parts::of(m.w)};
+                const Tf32Parts b[2] = {Tf32Parts::of(of_s[j][0]), Tf32Parts::of(of_s[j][1])};
+                const std::uint32_t high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
+                const std::uint32_t low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
+                mma_16x8x8(small[j], low, b[0].high, b[1].high);
+                mma_16x8x8(sums[j], high, b[0].high, b[1].high);
+                mma_16x8x8(small[j], high, b[0].low, b[1].low);
             }
         }
-        float* to = sums(shared, warp()) + 4 * lane();
 #pragma unroll
-        for (int v = 0; v < kRows; ++v) {
-            *reinterpret_cast<float4*>(to + v * kK) = {x[v][0], x[v][1], x[v][2], x[v][3]};
-        }
+        for (int e = 0; e < 4; ++e) state[e] += small[0][e] + small[1][e] + sums[0][e] + sums[1][e];
     }
 };
 

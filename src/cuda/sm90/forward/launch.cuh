@@ -15,7 +15,7 @@ Status launch_forward_of(const LaunchSite& site, const ForwardParams& params) no
     const auto places = static_cast<std::uint32_t>(gpus().list[static_cast<std::size_t>(site.device)].multiprocessors);
     // NOTE: where sequences may be cut, there may be more items than those of outputs.
     const std::uint32_t blocks = params.states.starts ? places : std::min(params.segment_blocks, places);
-    const LaunchShape shape{blocks, Config::kThreads, sizeof(ForwardShared<Config>), true};
+    const LaunchShape shape{blocks, Config::kThreads, sizeof(ForwardShared<Config>)};
     return launch(site, shape, &forward_kernel<Config>, params);
 }
 

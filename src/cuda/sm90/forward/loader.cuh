@@ -161,8 +161,8 @@ private:
         RingPlace<Config::kStages> place = place_;
 #pragma unroll 1
         for (int i = 0; i < Config::kStages; ++i, place.next()) shared.rows_empty[place.stage].wait(place.round ^ 1);
-        ForwardCarry<Config>::load(params, shared, CarriedCuts(params, shared.items[turn_.stage()], windows_),
-                                   carry_turn_);
+        const ForwardItem& item = shared.items[turn_.stage()];
+        ForwardCarry<Config>::load(params, shared, CarriedCuts(params, item, windows_), item.place.v0, carry_turn_);
         shared.item_empty[turn_.stage()].wait(turn_.round());
         ++turn_.n;
     }

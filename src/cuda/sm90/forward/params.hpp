@@ -23,8 +23,8 @@ struct ForwardParams : ChunkParams {
 
 // Columns of V of a carry.
 inline constexpr std::int32_t kCarryColumns = 8;
-// fp32 of a segment's end (SegmentStates): S*^T [V][K], and the transition M^T behind it, padded to [128][128], where a
-// bulk copy may begin.
+// fp32 of a segment's end (SegmentStates): S*^T [V][K], and the transition behind it, padded to 128 x 128, where a
+// bulk copy may begin (TransitionBlocks).
 inline constexpr std::int32_t kTransitionElements = 128 * 128;
 FQLA_HOST_DEVICE constexpr std::int64_t end_state_elements(const Problem& p) noexcept {
     return pieces(std::int64_t(p.dim_v) * p.dim_k, 4) * 4;

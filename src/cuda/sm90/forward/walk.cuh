@@ -135,7 +135,7 @@ private:
         Base::to_real_units();
         float* to = params_.states.ends + (at_.number * p_.heads_v + at_.head) * end_elements(p_);
         if (at_.transition) {
-            state_.store_rows(to + end_state_elements(p_), at_.v0, kK, kK);
+            TransitionBlocks::store(to + end_state_elements(p_), state_);
         } else {
             state_.store_rows(to, at_.v0, p_.dim_v, p_.dim_k);
         }

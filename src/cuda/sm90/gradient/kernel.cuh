@@ -14,6 +14,7 @@
 
 #include "cuda/device/chunks.cuh"
 #include "cuda/device/gates.cuh"
+#include "cuda/device/grid_order.cuh"
 #include "cuda/device/ring.cuh"
 #include "cuda/device/shared_memory.cuh"
 #include "cuda/device/token_columns.cuh"
@@ -667,6 +668,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         }
         fence_barrier_init();
     }
+    wait_for_earlier_grids();
     __syncthreads();
     if (threadIdx.x >= Config::kConsumers) {
         give_registers<Config::kOtherRegisters>();

@@ -71,6 +71,30 @@ void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, s
     std::memcpy(c, lane.out, sizeof(c));
 }
 
+inline constexpr std::uint32_t kTf32Mask = 0xffffe000u;
+inline void mma_16x8x8(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+    emulator::Lane& lane = emulator::my_lane();
+    std::memcpy(lane.in, a, sizeof(a));
+    lane.in[4] = b0;
+    lane.in[5] = b1;
+    std::memcpy(lane.in + 6, c, sizeof(c));
+    emulator::meet([](emulator::Lane* lanes) {
+        const auto number = [&](int i, int which) { return __uint_as_float(lanes[i].in[which] & kTf32Mask); };
+        for (int i = 0; i < 32; ++i) {
+            float sums[4];
+            std::memcpy(sums, lanes[i].in + 6, sizeof(sums));
+            for (int e = 0; e < 4; ++e) {
+                const int row = i / 4, column = 2 * (i % 4) + e % 2;
+                for (int k = 0; k < 8; ++k) {
+                    sums[e] += number(4 * row + k % 4, e / 2 + k / 4 * 2) * number(4 * column + k % 4, 4 + k / 4);
+                }
+            }
+            std::memcpy(lanes[i].out, sums, sizeof(sums));
+        }
+    });
+    std::memcpy(c, lane.out, sizeof(c));
+}
+
 inline std::uint32_t shared_address(const void* p) {
     const auto offset = static_cast<const std::byte*>(p) - emulator::shared_memory;
     if (offset < 0 || offset >= static_cast<std::ptrdiff_t>(emulator::kSharedBytes)) {

@@ -22,7 +22,6 @@ struct LaunchSite {
 struct LaunchShape {
     std::uint32_t blocks = 0, threads = 0;
     std::size_t shared_bytes = 0;
-    bool waits = false;  // for kernels before it, which have all ended here
 };
 
 template <class... Params>
