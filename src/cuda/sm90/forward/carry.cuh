@@ -93,12 +93,45 @@ struct TransitionBlocks {
     }
 };
 
+// Tells who waits for start states of a value head, columns v0.. of V, that they are stored. By all lanes of a warp.
+class CarriedNews {
+public:
+    __device__ __forceinline__ CarriedNews(const ForwardParams& params, const CarriedCuts& cuts, std::int32_t v0)
+        : counts_(params.states.stored_starts),
+          cuts_(cuts),
+          columns_(static_cast<std::uint32_t>(min(kCarryColumns, params.call.problem.dim_v - v0))) {}
+
+    // The start state behind the cut of a step is stored; none of a negative one. Steps ascend.
+    __device__ __forceinline__ void add(std::int32_t step) {
+        if (step < 0) return;
+        if (step - first_ >= 32) tell();
+        if (stored_ == 0) first_ = step;
+        stored_ |= 1u << (step - first_);
+        if (__popc(stored_) == kTogether) tell();
+    }
+    // NOTE: some at a time, because the fence before it takes as long as a step.
+    __device__ __forceinline__ void tell() {
+        const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+        if (stored_ >> lane & 1) announce(counts_ + cuts_.row(first_ + lane + 1), columns_);
+        __syncwarp();
+        stored_ = 0;
+    }
+
+private:
+    static constexpr int kTogether = 4;
+
+    std::uint32_t* counts_;
+    const CarriedCuts& cuts_;
+    const std::uint32_t columns_;
+    std::int32_t first_ = 0;
+    std::uint32_t stored_ = 0;  // steps from the first on, those that nobody has been told of
+};
+
 template <class Config>
 class ForwardCarry {
     using Shared = ForwardShared<Config>;
     static constexpr int kK = Config::kK, kRows = kCarryColumns, kWarps = Config::kWalkers / 32;
     static_assert(kK == 128 && kRows == 8 && kWarps == kK / 16);
-    static constexpr int kToldTogether = 8;  // steps
 
     struct Stage {
         float transition[kTransitionElements];  // TransitionBlocks
@@ -114,13 +147,15 @@ class ForwardCarry {
     static_assert(sizeof(Shared::rows) >= 2 * sizeof(Stage) && sizeof(Shared::outputs) >= 2 * sizeof(States));
 
 public:
-    // What the loader does for it, all lanes together.
+    // What the loader does for it, all lanes together: brings ends and transitions, and tells what is stored.
     static __device__ __forceinline__ void load(const ForwardParams& params, Shared& shared, const CarriedCuts& cuts,
                                                 std::int32_t v0, Turn<2>& turn) {
         const Problem& p = params.call.problem;
         // NOTE: up to a multiple of 16 bytes, as far as the memory of ends goes.
         const auto end_bytes = static_cast<std::uint32_t>((4 * min(kRows, p.dim_v - v0) * p.dim_k + 15) / 16 * 16);
-        cuts.each([&](std::int64_t row, bool chained, std::int32_t) {
+        CarriedNews news(params, cuts, v0);
+        std::int32_t steps[2] = {-1, -1};  // in the stages
+        cuts.each([&](std::int64_t row, bool chained, std::int32_t step) {
             wait_for_count(params.states.stored_ends + row,
                            static_cast<std::uint32_t>(p.dim_v + (chained ? p.dim_k : 0)));
             const int number = static_cast<int>(turn.stage());
@@ -136,60 +171,56 @@ public:
                 if (chained) copy_bulk(to.transition, ends + end_state_elements(p), kBytes, full);
             }
             __syncwarp();
+            news.add(steps[0]);
+            steps[0] = steps[1], steps[1] = step;
             ++turn.n;
         });
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (steps[i] < 0) continue;
+            const Turn<2> last{turn.n - 2 + i};
+            shared.carry_empty[last.stage()].wait(last.round());
+            news.add(steps[i]);
+        }
+        news.tell();
     }
 
     // By all who walk. `turn`: as the loader's.
     static __device__ __forceinline__ void run(const ForwardParams& params, Shared& shared, const CarriedCuts& cuts,
                                                std::int32_t v0, Turn<2>& turn) {
         const Problem& p = params.call.problem;
+        // NOTE: what follows from the thread's number is made here; made before the roles part it would be loaded from
+        // local memory in every step.
+        const int thread = only_here(static_cast<int>(threadIdx.x)), warp = thread / 32, lane = thread % 32;
         // Of this lane: keys n and n + 8 of columns v and v + 1.
-        const int n = 16 * warp() + lane() / 4, v = lane() % 4 * 2;
+        const int n = 16 * warp + lane / 4, v = lane % 4 * 2;
         const auto inside = [&](int e) { return n + e / 2 * 8 < p.dim_k && v0 + v + e % 2 < p.dim_v; };
         const auto at = [&](int e) { return (v + e % 2) * p.dim_k + n + e / 2 * 8; };
-        std::int32_t last = 0;
-        std::uint32_t stored = 0;  // of the last cuts, those that nobody has been told of
-        cuts.each([&](std::int64_t row, bool chained, std::int32_t step) {
+        cuts.each([&](std::int64_t row, bool chained, std::int32_t) {
             const int number = static_cast<int>(turn.stage());
             const Stage& from = stage(shared, number);
             shared.carry_full[number].wait(turn.round());
             float state[4];
 #pragma unroll
             for (int e = 0; e < 4; ++e) state[e] = inside(e) ? from.end[at(e)] : 0.0f;
-            if (chained) add_product(state, from.transition, states(shared, number ^ 1));
-            __syncwarp();
-            if (lane() == 0) shared.carry_empty[number].arrive();
-            auto* places = reinterpret_cast<float2*>(states(shared, number).x[warp()]) + lane() / 16;
-            places[2 * States::place(v, lane() / 4 % 4)] = {state[0], state[2]};
-            places[2 * States::place(v + 1, lane() / 4 % 4)] = {state[1], state[3]};
+            if (chained) add_product(state, from.transition, states(shared, number ^ 1), warp, lane);
+            auto* places = reinterpret_cast<float2*>(states(shared, number).x[warp]) + lane / 16;
+            places[2 * States::place(v, lane / 4 % 4)] = {state[0], state[2]};
+            places[2 * States::place(v + 1, lane / 4 % 4)] = {state[1], state[3]};
             float* to = params.states.starts + (row + p.heads_v) * p.dim_v * p.dim_k + std::int64_t(v0) * p.dim_k;
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 if (inside(e)) to[at(e)] = state[e];
             }
+            __syncwarp();
+            if (lane == 0) shared.carry_empty[number].arrive();
             meet();
             ++turn.n;
-            // NOTE: some at a time, because a fence takes as long as a step.
-            if (step / kToldTogether != last / kToldTogether) tell(params, cuts, v0, last, stored), stored = 0;
-            stored |= 1u << step % kToldTogether;
-            last = step;
         });
-        tell(params, cuts, v0, last, stored);
     }
 
 private:
-    static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
-    static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
     static __device__ __forceinline__ void meet() { sync_threads<Config::kMeeting, Config::kWalkers>(); }
-
-    // The start states behind the cut of a step, and behind those before it.
-    static __device__ __forceinline__ void tell(const ForwardParams& params, const CarriedCuts& cuts, std::int32_t v0,
-                                                std::int32_t step, std::uint32_t stored) {
-        if (warp() != 0 || !(lane() < kToldTogether && (stored >> lane() & 1))) return;
-        announce(params.states.stored_starts + cuts.row(step / kToldTogether * kToldTogether + lane() + 1),
-                 static_cast<std::uint32_t>(min(kRows, params.call.problem.dim_v - v0)));
-    }
 
     static __device__ __forceinline__ Stage& stage(Shared& shared, int number) {
         return reinterpret_cast<Stage*>(shared.rows)[number];
@@ -199,11 +230,11 @@ private:
     }
 
     // The warp's 16 keys of M S.
-    static __device__ __forceinline__ void add_product(float (&state)[4], const float* transition,
-                                                       const States& before) {
+    static __device__ __forceinline__ void add_product(float (&state)[4], const float* transition, const States& before,
+                                                       int warp, int lane) {
         float sums[2][4] = {}, small[2][4] = {};
-        const float* own = transition + TransitionBlocks::at(warp(), 0, lane());
-        const int place = States::place(lane() / 4, lane() % 4);
+        const float* own = transition + TransitionBlocks::at(warp, 0, lane);
+        const int place = States::place(lane / 4, lane % 4);
 #pragma unroll
         for (int k = 0; k < kWarps; ++k) {
             const float4 two = before.x[k][place];

@@ -47,7 +47,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1) forward_kernel(const __gr
     shared.open(params);
     const std::uint32_t each = item_tiles(params), number = min(blockIdx.x, params.segment_blocks - 1) / each;
     wait_for_earlier_grids();
-    let_next_grid_start();
     // NOTE: asked for before it is known whether it is the one, which is asked for at the same time.
     const SegmentRecord first = record_of(params, number);
     // NOTE: both in full, because what only cuts need, between what every item does, makes items take longer.
