@@ -45,15 +45,15 @@ inline constexpr ChunkFamily kSm90Chunks{.outputs = {1.75f, 0.0f, 2.8f, 1.5f},
                                          .together = false,
                                          .launch = &sm90::launch_chunks};
 // Forward alone.
-inline constexpr ChunkFamily kSm90Forward{.outputs = {0.0f, 0.0f, 2.28f, 13.5f},
-                                          .ends = {0.0f, 0.0f, 1.71f, 0.3f},
+inline constexpr ChunkFamily kSm90Forward{.outputs = {0.0f, 0.0f, 2.06f, 16.4f},
+                                          .ends = {0.0f, 0.0f, 1.61f, 4.4f},
                                           .history = {},
                                           .own_stages = true,
                                           .together = true,
                                           .launch = &sm90::launch_forward};
 inline constexpr float kCarryTime = 4.0f, kCarryStep = 2.3f;  // the launch of the ends is in the first
 // The same where everything is together; and looking at cuts.
-inline constexpr float kForwardCarryTime = 4.5f, kForwardCarryStep = 3.4f, kWindowsTime = 15.6f;
+inline constexpr float kForwardCarryTime = 3.1f, kForwardCarryStep = 1.31f, kWindowsTime = 14.1f;
 
 inline const ChunkFamily& chunk_family(const Problem& p, const GpuInfo& gpu) {
     return gpu.hopper && sm90::has_chunk_kernel(p) ? kSm90Chunks : kSm80Chunks;

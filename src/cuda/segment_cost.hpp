@@ -115,9 +115,12 @@ public:
         // What the other heads have to do is done beside the ends and the carry, where these leave room. Carries wait
         // for the ends in places of their own. Outputs that wait for the carry come behind it.
         const WalkLaunch& it = costs.walks[0][outputs];
-        const float single = it.step * static_cast<float>(segment_chunks) + it.start;
-        const float last = carried * walked[0] > single ? carried * walked[0] : single;
         const float place = rounds < 1 ? rounds : 1, before = costs.carry + carry;
+        const float all = static_cast<float>(counts.segments) * static_cast<float>(costs.heads) *
+                          static_cast<float>(it.blocks) * it.share;
+        const float single = it.step * static_cast<float>(segment_chunks) +
+                             it.start * (1 - kAhead * share_that_waits(all, carried, place));
+        const float last = carried * walked[0] > single ? carried * walked[0] : single;
         const float taken = share_of_ends(costs, counts) + rounds;
         const float beside = walked[0] + (taken < 1 ? taken : 1) * walked[1] + before * place;
         const float behind = walked[1] + before + last;
@@ -136,6 +139,15 @@ public:
 
 private:
     static constexpr float kRounding = 1e-3f;
+    // Of what a block takes before its first chunk, what it has done when its start state comes, if it has waited.
+    static constexpr float kAhead = 0.75f;
+
+    // Of the outputs that wait for the carry, the share whose blocks can: there are places besides those of the carry
+    // and of outputs that wait for nothing. `all`: outputs, in all places there are.
+    static FQLA_HOST_DEVICE float share_that_waits(float all, float carried, float carries) {
+        const float left = 1 - carries - (1 - carried) * all;
+        return left <= 0 ? 0 : left < carried * all ? left / (carried * all) : 1;
+    }
 
     static FQLA_HOST_DEVICE float share_of_carried(const SegmentCosts& costs, const SegmentCounts& counts) {
         return 1 - static_cast<float>(counts.forgetful) / static_cast<float>(costs.heads);
