@@ -8,8 +8,8 @@ plan's own model (src/cuda/segment_cost.hpp, compiled here through bench/segment
 prints measured and predicted times, the choice of the model beside the best cut, and the root mean square of the
 logarithms' difference over cuts into four segments or more. Without --fit the constants are those of
 src/cuda/chunk_walk.hpp:kSm90Forward; with it they are moved at random, ROUNDS times, and kept when the sum of that
-difference and of what the choices cost is less. What every call takes besides, whatever the cut, is one more number,
-fitted in both ways. Needs a C++ compiler, and matplotlib for the plot.
+difference and of what the choices cost, weighted, is less. What every call takes besides, whatever the cut, is one more
+number, fitted in both ways. Needs a C++ compiler, and matplotlib for the plot.
 """
 
 import argparse
@@ -24,6 +24,8 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NAMES = ("outputs step", "outputs start", "ends step", "ends start", "carry", "carry step", "windows")
 MOST_CHANGE = (0.1, 2.0, 0.1, 2.0, 1.0, 0.2, 1.0)  # of a round
+NEARLY = 0.02  # of a time
+LOSS_WEIGHT = 3
 WINDOW = {"published": 7, "strong": 1}  # chunks that a head needs before a cut
 
 
@@ -93,18 +95,22 @@ def error(times, cuts):
 
 
 def loss(times, cuts):
-    """What the model's choices cost: the logarithm of the chosen cut's time over the best one's, a mean over cases."""
+    """What the model's choices cost: the logarithm of the chosen cut's time over the best one's, a mean over cases.
+    Cuts that the model finds nearly as good as its choice count too, or a rounded constant takes another one."""
     losses = []
     for name in dict.fromkeys(cut["name"] for cut in cuts):
         some = [(time, cut["us"]) for cut, time in zip(cuts, times) if cut["name"] == name]
-        losses.append(math.log(min(some)[1] / min(us for _, us in some)))
+        least, best = min(time for time, _ in some), min(us for _, us in some)
+        weights = [math.exp(-(time / least - 1) / NEARLY) for time, _ in some]
+        costs = [math.log(us / best) for _, us in some]
+        losses.append(sum(w * cost for w, cost in zip(weights, costs)) / sum(weights))
     return sum(losses) / len(losses)
 
 
 def fit(program, constants, cuts, rounds):
     def miss(constants):
         times = predict(program, constants, cuts)
-        return error(times, cuts) + loss(times, cuts)
+        return error(times, cuts) + LOSS_WEIGHT * loss(times, cuts)
 
     chosen = random.Random(1)
     least = miss(constants)

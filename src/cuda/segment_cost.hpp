@@ -111,10 +111,11 @@ public:
         const float rounds = static_cast<float>(counts.cut) * costs.carry_share * carried;
         const float carry = costs.carry_step * cuts * (rounds > 1 ? rounds : 1);
         if (counts.forgetful == 0) return sum + costs.carry + carry;
-        if (carried <= 0) return walked[0] + costs.windows;
+        const WalkLaunch& it = costs.walks[0][outputs];
+        const float windows = time_of_windows(costs, counts, it);
+        if (carried <= 0) return walked[0] + windows;
         // What the other heads have to do is done beside the ends and the carry, where these leave room. Carries wait
         // for the ends in places of their own. Outputs that wait for the carry come behind it.
-        const WalkLaunch& it = costs.walks[0][outputs];
         const float place = rounds < 1 ? rounds : 1, before = costs.carry + carry;
         const float all = static_cast<float>(counts.segments) * static_cast<float>(costs.heads) *
                           static_cast<float>(it.blocks) * it.share;
@@ -124,7 +125,7 @@ public:
         const float taken = share_of_ends(costs, counts) + rounds;
         const float beside = walked[0] + (taken < 1 ? taken : 1) * walked[1] + before * place;
         const float behind = walked[1] + before + last;
-        return costs.windows + (beside > behind ? beside : behind);
+        return windows + (beside > behind ? beside : behind);
     }
 
     // The same for all launches that there are.
@@ -147,6 +148,14 @@ private:
     static FQLA_HOST_DEVICE float share_that_waits(float all, float carried, float carries) {
         const float left = 1 - carries - (1 - carried) * all;
         return left <= 0 ? 0 : left < carried * all ? left / (carried * all) : 1;
+    }
+
+    // A block finds one at a time; those behind the first have their code there already.
+    static constexpr float kAnotherWindow = 0.4f;
+    static FQLA_HOST_DEVICE float time_of_windows(const SegmentCosts& costs, const SegmentCounts& counts,
+                                                  const WalkLaunch& it) {
+        const float rounds = static_cast<float>(counts.cuts) * static_cast<float>(costs.heads) * it.share;
+        return costs.windows * (rounds > 1 ? 1 + kAnotherWindow * (rounds - 1) : 1);
     }
 
     static FQLA_HOST_DEVICE float share_of_carried(const SegmentCosts& costs, const SegmentCounts& counts) {
