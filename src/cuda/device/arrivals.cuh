@@ -21,9 +21,9 @@ __device__ __forceinline__ void publish(std::int32_t* at, std::int32_t value) {
     asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 
-// Until the count is there. NOTE: a trap after a minute, so that an error in a kernel ends in a message instead of a GPU
-// that hangs (under a sanitizer, what takes microseconds takes seconds); in one piece of assembly, as a barrier's wait
-// is (pipeline.cuh).
+// Until the count is there. NOTE: a trap after a minute, so that an error in a kernel ends in a message instead of a
+// GPU that hangs (under a sanitizer, what takes microseconds takes seconds); in one piece of assembly, as a barrier's
+// wait is (pipeline.cuh).
 __device__ __forceinline__ void wait_for_count(const std::uint32_t* count, std::uint32_t least) {
     asm volatile(
         "{\n.reg .pred done, late;\n.reg .u32 n, x;\nmov.u32 n, 0;\n"
