@@ -62,7 +62,7 @@ Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 
 
 def _find_allocators() -> tuple[Allocate | None, Callable[[Tensor], Allocate | None]]:
-    """`cpu_allocator` and `gpu_allocator`, the private functions of torch that the code of torch.compile allocates with.
+    """`cpu_allocator` and `gpu_allocator`, private functions of torch that the code of torch.compile allocates with.
 
     They ask the same allocator for the same stream, past the dispatcher. NOTE: where one of them is missing torch's
     public function does it. They are for plain tensors and below every mode; none sees them.

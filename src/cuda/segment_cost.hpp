@@ -135,8 +135,9 @@ public:
         return time_of_walks(costs, counts, segment_chunks, times, launches);
     }
 
-    // A cut has to gain something for the launches that it takes.
-    static constexpr float kGain = 0.97f;
+    // A cut has to gain something: for the launches that it takes, and because what it takes is less sure. With 0.97 four
+    // sequences of 2,048 tokens and 8 heads were cut for a tenth that they were to gain, and took 9 % longer.
+    static constexpr float kGain = 0.88f;
 
 private:
     static constexpr float kRounding = 1e-3f;
