@@ -70,7 +70,7 @@ std::pair<SegmentChoice, float> best_of(const SegmentCosts& costs, const Mix& mi
         counts.add(1, mix.longest, static_cast<std::uint32_t>(choice.segment_chunks));
         counts.add(mix.others, mix.other_length, static_cast<std::uint32_t>(choice.segment_chunks));
         float time = SegmentModel::time(costs, counts, choice.segment_chunks, choice.launches);
-        if (candidate == 0) time *= SegmentModel::kGain;
+        if (candidate == 0) time *= SegmentModel::gain(costs);
         if (candidate == 0 || time < least) best = choice, least = time;
     }
     return {best, least};

@@ -160,7 +160,7 @@ __device__ __forceinline__ void choose(const TableParams& params, TableShared& s
         choice.windows = shared.time[0][lane] < shared.time[1][lane];
         const int way = choice.windows ? 0 : 1;
         choice.launches = shared.launches[way][lane];
-        float time = lane == 0 ? shared.time[way][lane] * SegmentModel::kGain : shared.time[way][lane];
+        float time = lane == 0 ? shared.time[way][lane] * SegmentModel::gain(params.costs) : shared.time[way][lane];
         int best = lane;
 #pragma unroll
         for (int bit = 1; bit < 32; bit *= 2) {
