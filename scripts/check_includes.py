@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks which room includes which: the line of rooms of the build, seen in the sources themselves.
 
-Also: no file of more than 700 lines, no exception, print or exit in the library, headers have a guard.
+Also: no file of more than 700 lines, no exception, print or exit in the library, headers have a guard, and every kernel
+waits for the ones before it, which the host counts on (src/cuda/device/grid_order.cuh).
 """
 import pathlib
 import re
@@ -38,6 +39,7 @@ MOST_LINES = 700
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 BANNED = re.compile(r"\b(std::cout|std::cerr|printf|fprintf|puts|std::exit|exit|abort|std::abort|assert)\s*\(?\s*[(<]")
 THROW = re.compile(r"\bthrow\b")
+KERNEL = re.compile(r"__global__[^;{]*?(\w+)\(const __grid_constant__")
 
 
 def room_of(name):
@@ -73,6 +75,13 @@ def check(name, faults):
             faults.append(f"{name} prints or ends the process ({BANNED.search(code).group(0).strip()}...)")
         if THROW.search(code) and name != "include/flashqla/flashqla.hpp":
             faults.append(f"{name} throws; errors are values in the library")
+    # From one kernel to the next, or the end of the file.
+    kernels = list(KERNEL.finditer(code)) if name.startswith("src/cuda/") else []
+    if kernels or (name.startswith("src/cuda/") and "__global__" in code):
+        ends = [kernel.start() for kernel in kernels[1:]] + [len(code)]
+        waits = [kernel for kernel, end in zip(kernels, ends) if "wait_for_earlier_grids();" in code[kernel.end():end]]
+        if len(waits) < code.count("__global__"):
+            faults.append(f"{name} has a kernel that does not wait for earlier ones (wait_for_earlier_grids())")
     if name.endswith((".hpp", ".h", ".cuh")) and "#pragma once" not in text and "#ifndef" not in text and "_INL_HPP_" not in text:
         faults.append(f"{name} has no include guard")
 
