@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kTableThreads, 1) table_kernel(const __grid_co
     auto& shared = shared_block<TableShared>();
     if (threadIdx.x == 0) shared.forgetful = shared.warm = shared.cut = 0;
     wait_for_earlier_grids();
-    if (params.taken) let_next_grid_start();  // for blocks that stay; else see there
+    if (params.taken) let_next_grid_start();  // NOTE: only where one block a multiprocessor comes next
     if (params.taken && threadIdx.x < kTakenCounts) params.taken[threadIdx.x] = 0;
     __syncthreads();
     GuessedWindows guessed(params);

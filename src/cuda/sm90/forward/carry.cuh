@@ -70,7 +70,8 @@ private:
 //
 //   block j, place i of 8: k = 16 (j / 2) + 4 (j % 2) + i % 4 + 8 (i / 4)
 //
-// so that a lane that has made 16 keys of S has neighbours of it, as has one whose rows of S^T become M.
+// so that what a lane makes of S are neighbours in its place as B, and what it has of S^T when that becomes M are four
+// neighbours in its place as A.
 struct TransitionBlocks {
     static constexpr int kEach = 128 / 8;  // of 16 n
 
