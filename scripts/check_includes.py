@@ -39,7 +39,6 @@ MOST_LINES = 700
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 BANNED = re.compile(r"\b(std::cout|std::cerr|printf|fprintf|puts|std::exit|exit|abort|std::abort|assert)\s*\(?\s*[(<]")
 THROW = re.compile(r"\bthrow\b")
-KERNEL = re.compile(r"__global__[^;{]*?(\w+)\(const __grid_constant__")
 
 
 def room_of(name):
@@ -75,13 +74,9 @@ def check(name, faults):
             faults.append(f"{name} prints or ends the process ({BANNED.search(code).group(0).strip()}...)")
         if THROW.search(code) and name != "include/flashqla/flashqla.hpp":
             faults.append(f"{name} throws; errors are values in the library")
-    # From one kernel to the next, or the end of the file.
-    kernels = list(KERNEL.finditer(code)) if name.startswith("src/cuda/") else []
-    if kernels or (name.startswith("src/cuda/") and "__global__" in code):
-        ends = [kernel.start() for kernel in kernels[1:]] + [len(code)]
-        waits = [kernel for kernel, end in zip(kernels, ends) if "wait_for_earlier_grids();" in code[kernel.end():end]]
-        if len(waits) < code.count("__global__"):
-            faults.append(f"{name} has a kernel that does not wait for earlier ones (wait_for_earlier_grids())")
+    kernels = code.split("__global__")[1:] if name.startswith("src/cuda/") else []
+    if any("wait_for_earlier_grids();" not in kernel for kernel in kernels):
+        faults.append(f"{name} has a kernel that does not wait for earlier ones (wait_for_earlier_grids())")
     if name.endswith((".hpp", ".h", ".cuh")) and "#pragma once" not in text and "#ifndef" not in text and "_INL_HPP_" not in text:
         faults.append(f"{name} has no include guard")
 

@@ -38,16 +38,23 @@ void ldmatrix(std::uint32_t (&x)[4], std::uint32_t address) {
     std::memcpy(x, lane.out, sizeof(x));
 }
 
-}  // namespace emulated
-
-template <class T>
-void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, T) {
+// A lane's registers go in as a, b0, b1, c; `multiply` makes the new c of all lanes.
+template <class F>
+void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, F&& multiply) {
     emulator::Lane& lane = emulator::my_lane();
     std::memcpy(lane.in, a, sizeof(a));
     lane.in[4] = b0;
     lane.in[5] = b1;
     std::memcpy(lane.in + 6, c, sizeof(c));
-    emulator::meet([](emulator::Lane* lanes) {
+    emulator::meet(multiply);
+    std::memcpy(c, lane.out, sizeof(c));
+}
+
+}  // namespace emulated
+
+template <class T>
+void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, T) {
+    emulated::mma(c, a, b0, b1, [](emulator::Lane* lanes) {
         float A[16][16], B[16][8];
         for (int i = 0; i < 32; ++i) {
             const int r = i / 4, p = 2 * (i % 4);
@@ -68,17 +75,11 @@ void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, s
             std::memcpy(lanes[i].out, sums, sizeof(sums));
         }
     });
-    std::memcpy(c, lane.out, sizeof(c));
 }
 
 inline constexpr std::uint32_t kTf32Mask = 0xffffe000u;
 inline void mma_16x8x8(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-    emulator::Lane& lane = emulator::my_lane();
-    std::memcpy(lane.in, a, sizeof(a));
-    lane.in[4] = b0;
-    lane.in[5] = b1;
-    std::memcpy(lane.in + 6, c, sizeof(c));
-    emulator::meet([](emulator::Lane* lanes) {
+    emulated::mma(c, a, b0, b1, [](emulator::Lane* lanes) {
         const auto number = [&](int i, int which) { return __uint_as_float(lanes[i].in[which] & kTf32Mask); };
         for (int i = 0; i < 32; ++i) {
             float sums[4];
@@ -92,7 +93,6 @@ inline void mma_16x8x8(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t
             std::memcpy(lanes[i].out, sums, sizeof(sums));
         }
     });
-    std::memcpy(c, lane.out, sizeof(c));
 }
 
 inline std::uint32_t shared_address(const void* p) {
